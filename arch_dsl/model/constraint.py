@@ -17,7 +17,7 @@ from archlab.arch_dsl.parts.layers import Stepped
 class Constraint(Family):
     """What weights must satisfy: from their initial values on, and again after every optimizer step.
 
-    Weight decay leaves the parameters alone that are constrained.
+    Weight decay leaves constrained parameters alone.
     """
 
     noun: ClassVar[str] = "constraint"
@@ -44,6 +44,8 @@ class UnitNorm(Constraint):
 
     def places(self, parameters: Iterable[tuple[str, Tensor]], d_model: int) -> dict[str, int]:
         matrices = {path: dim for path, value in parameters if (dim := stream_dim(value, d_model)) is not None}
+        if not self.parameters:
+            raise SpecError.of("constraint.parameters", "names none; leave it out for all", self.mark("parameters"))
         for pattern in self.parameters:
             if not any(fnmatchcase(path, pattern) for path in matrices):
                 message = f"'{pattern}' matches no matrix that reads the stream or writes to it"
@@ -60,8 +62,9 @@ class UnitNorm(Constraint):
 
 
 def stream_dim(value: Any, d_model: int) -> int | None:
-    """The dimension of a parameter `[…, outputs, inputs]` along which the stream's channels lie; None without one."""
-    if value.ndim < 2 or not getattr(value, "decay", True):
+    """The dimension of a parameter `[outputs, inputs]`, or `[experts, outputs, inputs]`, along which the stream's
+    channels lie; None without one."""
+    if value.ndim not in (2, 3) or not getattr(value, "decay", True):
         return None
     dim = -2 if getattr(value, "writes", False) else -1
     return dim if value.shape[dim] == d_model else None
@@ -78,7 +81,7 @@ class Constrained(Stepped):
         if constraint is not None:
             named = dict(self.named_parameters())
             for path, dim in constraint.places(named.items(), d_model).items():
-                named[path].constrained = dim  # type: ignore[attr-defined]
+                named[path].constrained = dim  # type: ignore[attr-defined]  # as `decay` and `table` are told
 
     @torch.no_grad()
     def constrain(self) -> None:

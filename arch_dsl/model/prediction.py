@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from archlab.arch_dsl.model.stack import Stack
 
 _NORM = (RMSNorm(),)
-_CARRIES = (  # more than the stream from layer to layer
-    *("value_residual", "value_embedding", "per_layer_embedding", "residual_dual", "dual"),
-)
+# More than the stream from layer to layer.
+_CARRIES = ("value_residual", "value_embedding", "per_layer_embedding", "residual_dual", "dual")
 
 Apply = Callable[[nn.Module, Tensor, Call], Tensor]
 Tokens = Annotated[int, Range(min=2, max=64)]

@@ -299,10 +299,12 @@ def _tables_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     owners: dict[tuple[str, int], int] = {}  # how many channels the table has
     told: set[str] = set()
     for place in found:
+        if not isinstance(place.branch, Headed):
+            continue
         for index, item in enumerate(getattr(place.branch, "value", ())):
             if item.type != "value_embedding" or item.share != "none":
                 continue
-            heads, width = place.branch.value_heads(place.ctx.d_model)  # type: ignore[attr-defined]
+            heads, width = place.branch.value_heads(place.ctx.d_model)
             where, of = f"{place.path}.value.{index}.table_of", item.table_of
             if of is None:
                 if place.branch.share == "none" or all(name != place.name for name, _ in owners):

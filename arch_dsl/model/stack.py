@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
+from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, added, walk
 from archlab.arch_dsl.model.loop import Loop, LoopModule
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call
@@ -64,10 +64,10 @@ class Stack(Spec):
 
     def layers(self) -> list[Block]:
         """The block of every layer: `block` with its overrides. Raises SpecError where a patch does not fit."""
-        return list(self._layers)
+        return list(self._patched_layers)
 
     @cached_property
-    def _layers(self) -> tuple[Block, ...]:
+    def _patched_layers(self) -> tuple[Block, ...]:
         """Patched once per stack, as a plan asks for it in a dozen places."""
         blocks = [self.block] * self.n_layers
         for layers, node in self.overrides.items():
@@ -136,7 +136,7 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
 def reading(stack: Stack, what: Literal["tokens", "embeddings"]) -> set[str]:
     """The types of its parts that read the tokens beside the stream, or the embeddings that enter the first layer."""
     parts = (part for _, part in walk((stack.embed, *stack.layers())))
-    return {part.type for part in parts if getattr(part, f"reads_{what}", False)}  # type: ignore[attr-defined]
+    return {part.type for part in parts if isinstance(part, Family) and getattr(part, f"reads_{what}", False)}
 
 
 def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:

@@ -15,7 +15,7 @@ from archlab.arch_dsl.tree.overrides import ranges
 def stacks_cost(
     stacks: Mapping[str, tuple[Stack, BuildContext]], d_model: int, tokens: int, source: int
 ) -> dict[str, Cost]:
-    """What stacks cost at their places: the parts of the only one, or those of each. An encoder reads `source` ones."""
+    """What stacks cost at their places, an encoder over `source` tokens: the parts of the only one, or of each."""
     parts = {
         name: stack_cost(stack, place, source if name == "encoder" else tokens)
         for name, (stack, place) in stacks.items()

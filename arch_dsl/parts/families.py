@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,7 +13,7 @@ from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.spec import Family, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.layers import Site
+from archlab.arch_dsl.parts.layers import Site, numbered
 from archlab.kernels.attention import Pattern
 
 
@@ -240,17 +239,8 @@ def place_of(ctx: BuildContext) -> str:
 def build_site(items: tuple[Primitive, ...], ctx: BuildContext, name: str) -> Site:
     """The primitives of one site as a module."""
     place = ctx.where(site=name)
-    return fused.site(
-        [(item.type, build_shared(item, place.at(path))) for item, path in _places(items, name)], name, place
-    )
-
-
-def _places(items: tuple[Primitive, ...], name: str) -> Iterator[tuple[Primitive, str]]:
-    """The primitives of a site with their paths: the second of a type is `short_conv_2`, and holds what is its own."""
-    seen: Counter[str] = Counter()
-    for item in items:
-        seen[item.type] += 1
-        yield item, f"{name}.{item.type}" + (f"_{seen[item.type]}" if seen[item.type] > 1 else "")
+    own = zip(items, numbered(item.type for item in items), strict=True)
+    return fused.site([(label, build_shared(item, place.at(f"{name}.{label}"))) for item, label in own], name, place)
 
 
 def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, name: str, tokens: int) -> Cost:
@@ -259,9 +249,8 @@ def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, name: str, tokens
         return Cost()
     place = ctx.where(site=name)
     children: dict[str, Cost] = {}
-    for item, path in _places(items, name):
-        own = shared_cost(item, place.at(path, held=ctx.held and not children), tokens)
-        children[path.rpartition(".")[2]] = own
+    for item, label in zip(items, numbered(item.type for item in items), strict=True):
+        children[label] = shared_cost(item, place.at(f"{name}.{label}", held=ctx.held and not children), tokens)
     return Cost.total(children)
 
 

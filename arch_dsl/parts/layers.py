@@ -145,7 +145,7 @@ M = TypeVar("M", bound=nn.Module)
 
 def writing(item: M) -> M:
     """The same linear map, known as one whose outputs are channels of the stream (model/constraint.py)."""
-    item.weight.writes = True  # type: ignore[union-attr]
+    item.weight.writes = True  # type: ignore[union-attr]  # of any module with a weight
     return item
 
 
@@ -184,16 +184,25 @@ def has_projection(item: nn.Module) -> bool:
     return getattr(item, "projection", None) is not None
 
 
+def numbered(names: Iterable[str]) -> list[str]:
+    """The names, the second of two alike as `short_conv_2`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return found
+
+
 class Site(nn.Module):
-    """An ordered list of primitives at one place. Those with a `projection` receive its product as a third argument."""
+    """An ordered list of primitives at one place, under names of their own. Those with a `projection` receive its
+    product as a third argument."""
 
     def __init__(self, items: Sequence[tuple[str, nn.Module]], path: str = "") -> None:
         super().__init__()
         self.path = path
-        seen: dict[str, int] = {}
         for name, item in items:
-            seen[name] = seen.get(name, 0) + 1
-            self.add_module(name if seen[name] == 1 else f"{name}_{seen[name]}", item)
+            self.add_module(name, item)
 
     def projections(self) -> list[Linear]:
         """The linear maps of the branch's input that this site needs, in order."""

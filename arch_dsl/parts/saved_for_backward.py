@@ -41,6 +41,14 @@ def kept_of(activation: str) -> tuple[int, bool]:
     return len(kept - {tree}), tree in kept
 
 
+def by_periods(kept: Callable[[int], int], tokens: int, period: int) -> int:
+    """`kept(tokens)` of a recurrence in chunks, which divide a period; beyond three of these it grows in proportion."""
+    if tokens <= 3 * period:
+        return kept(tokens)
+    two, three = (kept(count * period - -tokens % period) for count in (2, 3))
+    return two + (three - two) * (-(-tokens // period) - 2)
+
+
 def kept_by(call: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], fixed: str = "") -> int:
     """How many elements of four bytes a call keeps for the backward pass, each storage once; nothing is computed.
 

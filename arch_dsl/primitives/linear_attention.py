@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
 from archlab.arch_dsl.parts.layers import Linear, constant, parameter, writing
-from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
+from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by, kept_of
 from archlab.arch_dsl.parts.state import opens_document
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear, projections_of
 from archlab.arch_dsl.primitives.decays import each_token, forgetting, only_where
@@ -117,7 +117,7 @@ class LinearAttention(Headed):
 
     def kept(self, sizes: Sizes, learned: bool, tokens: int) -> int:
         """What the recurrence keeps for the backward pass; `learned` says whether the decay has gradients."""
-        return _kept(sizes, self.kind, self.rule == "delta", learned, tokens)
+        return by_periods(partial(_kept, sizes, self.kind, self.rule == "delta", learned), tokens, PERIOD)
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         sizes = self.sizes(d_model)
@@ -218,10 +218,7 @@ PERIOD = 64  # tokens; the chunks of the recurrence divide it
 
 @lru_cache(maxsize=4096)
 def _kept(sizes: Sizes, kind: str, delta: bool, learned: bool, tokens: int) -> int:
-    """What the recurrence keeps for the backward pass as it is computed on a CPU; beyond two periods, in proportion."""
-    if tokens > 3 * PERIOD:
-        two, three = (_kept(sizes, kind, delta, learned, count * PERIOD - -tokens % PERIOD) for count in (2, 3))
-        return two + (three - two) * (-(-tokens // PERIOD) - 2)
+    """What the recurrence keeps for the backward pass as it is computed on a CPU."""
     heads, groups, keys, values = sizes
     per_token = (1, tokens, heads)
     shapes: dict[str, tuple[int, ...]] = {

@@ -16,7 +16,7 @@ from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, Module
 from archlab.arch_dsl.parts.layers import Linear, equal_to, parameter
-from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
+from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by, kept_of
 from archlab.arch_dsl.primitives.decays import Decays, over_tokens
 from archlab.arch_dsl.primitives.linear_attention import PERIOD, LinearAttention, Sizes, _LinearAttention
 from archlab.kernels.activations import at_least_float32
@@ -100,7 +100,7 @@ class MLSTM(LinearAttention):
         return sizes.heads * sizes.head_dim * (sizes.value_dim + 1)
 
     def kept(self, sizes: Sizes, learned: bool, tokens: int) -> int:
-        return _kept(sizes, self.kind, learned, tokens)
+        return by_periods(partial(_kept, sizes, self.kind, learned), tokens, PERIOD)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = self.sizes(ctx.d_model).heads
@@ -112,10 +112,7 @@ class MLSTM(LinearAttention):
 
 @lru_cache(maxsize=4096)
 def _kept(sizes: Sizes, kind: str, learned: bool, tokens: int) -> int:
-    """What the recurrence keeps for the backward pass as it is computed on a CPU; beyond two periods, in proportion."""
-    if tokens > 3 * PERIOD:
-        two, three = (_kept(sizes, kind, learned, count * PERIOD - -tokens % PERIOD) for count in (2, 3))
-        return two + (three - two) * (-(-tokens // PERIOD) - 2)
+    """What the recurrence keeps for the backward pass as it is computed on a CPU."""
     heads, groups, keys, values = sizes
     per_token = (1, tokens, heads)
     shapes: dict[str, tuple[int, ...]] = {

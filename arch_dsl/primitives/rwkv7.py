@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
@@ -18,7 +18,7 @@ from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, check_sites, place_of, site_cost
 from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, undecayed, writing
-from archlab.arch_dsl.parts.saved_for_backward import kept_by
+from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
 from archlab.arch_dsl.primitives.norms import LayerNorm
@@ -110,11 +110,12 @@ class RWKV7(Sublayer):
         parts |= spec.low_rank_costs(ctx, tokens)
         gate = parts.pop("gate", Cost())
         elements = d_model * self.head_dim
+        state = by_periods(partial(_kept, heads, self.head_dim), tokens, PERIOD)
         parts["wkv"] = Cost(  # of keys k, k xi and its length, twice; a - 1, and what k is multiplied by
             parameters=2 * d_model,
             flops_matmul=8 * tokens * elements,
             flops_model=9 * tokens * elements,
-            activations=4 * size + 2 * tokens * heads + _kept(heads, self.head_dim, tokens),
+            activations=4 * size + 2 * tokens * heads + state,
             cache=elements,
         )
         parts["sdpa"] = site_cost(self.sdpa, self.heads(ctx), "sdpa", tokens)
@@ -161,13 +162,12 @@ class RWKV7(Sublayer):
             yield "value_rank", "is that of a map which mixes in the first layer's values, and there is no second layer"
 
 
+PERIOD = 32  # the tokens of a chunk of the recurrence
+
+
 @lru_cache(maxsize=4096)
 def _kept(heads: int, width: int, tokens: int) -> int:
-    """What the recurrence keeps for the backward pass as it is computed on a CPU; beyond two periods, in proportion."""
-    period = 32  # the tokens of a chunk
-    if tokens > 3 * period:
-        two, three = (_kept(heads, width, count * period - -tokens % period) for count in (2, 3))
-        return two + (three - two) * (-(-tokens // period) - 2)
+    """What the recurrence keeps for the backward pass as it is computed on a CPU."""
     names = ("r", "k", "v", "log_decay", "removal", "rate")
     recur = kernels.select("wkv7", kernels.Device.parse("cpu"), torch.float32)
     return kept_by(recur.call, dict.fromkeys(names, (1, tokens, heads, width)))

@@ -48,12 +48,12 @@ def slstm(gates: Tensor, weights: Tensor, state: Tensor | None = None) -> tuple[
         held = first_state(gates) if state is None else at_least_float32(state)
         outputs = []
         for t in range(gates.shape[1]):
-            held = _step(own[:, t], mixing, held)
+            held = step(own[:, t], mixing, held)
             outputs.append(held[:, 2])
         return torch.stack(outputs, 1).to(gates.dtype), held
 
 
-def _step(gates: Tensor, weights: Tensor, held: Tensor) -> Tensor:
+def step(gates: Tensor, weights: Tensor, held: Tensor) -> Tensor:
     """The state `[B,4,H,D]` after one token."""
     c, n, h, m = held.unbind(1)
     cell, write, forget, read = (gates + mixed(weights, h)).unbind(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.gradients import differentiable
-from archlab.kernels.slstm.reference import _step, checked, first_state, mixed
+from archlab.kernels.slstm.reference import checked, first_state, mixed, step
 
 
 def slstm(gates: Tensor, weights: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def _slstm(gates: Tensor, weights: Tensor, state: Tensor) -> tuple[Tensor, Tenso
         own, mixing, held = (at_least_float32(x) for x in (gates, weights, state))
         states = torch.empty_like(own, memory_format=torch.contiguous_format)
         for t in range(gates.shape[1]):
-            held = _step(own[:, t], mixing, held)
+            held = step(own[:, t], mixing, held)
             states[:, t] = held
         return states[:, :, 2].to(gates.dtype, copy=True, memory_format=torch.contiguous_format), states
 

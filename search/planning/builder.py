@@ -162,11 +162,12 @@ class Builder:
 
 
 def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
-    """Raises SpecError for a group of the optimizer or of initial values that names no parameter of a model."""
+    """Raises SpecError for a group of the optimizer or of initial values, or a constraint, that names no parameter of a
+    model."""
     groups = getattr(recipe.optimizer, "groups", ())
-    if not (groups or model.init.groups):
+    if not (groups or model.init.groups or model.constraint):
         return
-    names = shapes_of(model)
+    names = shapes_of(model)  # which holds the constraint to them
     model.init.factors(names)
     problems = []
     for index, group in enumerate(groups):

@@ -199,9 +199,7 @@ class Ray:
     def signal(self, machine: Machine, number: signal.Signals) -> None:
         """Sends a signal to everything of Ray on a machine."""
         if process := self.running.get(machine.name):
-            for pid in [*descendants(process.pid), process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            signal_tree(process, number)
 
     def look_after(self) -> None:
         """Starts Ray again where it has ended. Where the head has, the others join the new one."""
@@ -299,11 +297,16 @@ class Lab:
             machine.process.wait()
 
 
-def kill_tree(process: subprocess.Popen) -> None:
-    """SIGKILL of a process and of all below it."""
+def signal_tree(process: subprocess.Popen, number: signal.Signals) -> None:
+    """Sends a signal to a process and to all below it."""
     for pid in [*descendants(process.pid), process.pid]:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """SIGKILL of a process and of all below it."""
+    signal_tree(process, signal.SIGKILL)
     process.wait()
 
 
