@@ -162,8 +162,8 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Launches inside it go to x's device; kernels would go to the current one."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    """Launches inside it go to x's device; kernels would go to the current one, which it mostly is."""
+    return torch.cuda.device(x.device) if x.is_cuda and x.get_device() != torch.cuda.current_device() else nullcontext()
 
 
 def power_of_2(n: int) -> int:

@@ -1,6 +1,6 @@
 """A call of attention as the kernels take it: sizes, rules, biases, what their loops visit, and their launches."""
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -123,12 +123,12 @@ class Plan:
         return {"ORDER": self.pattern.order, **own, **tiles}
 
 
-@lru_cache(maxsize=64)
+@cache  # for ever: CUDA graphs read the tensors again
 def _table(blocks: Blocks, count: int, device: torch.device) -> Tensor:
     return blocks.table(count, device).to(torch.uint8).contiguous()
 
 
-@lru_cache(maxsize=64)
+@cache
 def _lists(pattern: Pattern, queries: int, keys: int, device: torch.device) -> list[Lists]:
     """A pattern's lists of tiles, copied to the device once."""
     return [Lists(*(x.contiguous().to(device) for x in own)) for own in pattern.block_lists(queries, keys, LIST)]

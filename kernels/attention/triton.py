@@ -15,6 +15,7 @@ from archlab.kernels.attention.builds import builds
 from archlab.kernels.attention.inputs import SCHEMA, TENSORS, Inputs, checked, handed, received
 from archlab.kernels.attention.plan import Plan
 from archlab.kernels.attention.tuning import widest
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.launch import capability, on_device_of, side_by_side
 
 __all__ = ["attention", "builds"]
@@ -52,7 +53,7 @@ def _like(x: Tensor, width: int) -> Tensor:
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
-@torch.library.custom_op("archlab::attention", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
+@custom_op("attention", schema=f"({SCHEMA}) -> (Tensor, Tensor)")
 def _attention(*given: Any) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm in base 2 of each query's total `[B,H,T]`."""
     plan = Plan(received(*given))
@@ -71,9 +72,8 @@ def _results(*given: Any) -> tuple[Tensor, Tensor]:
 _GRADS = ", ".join(["Tensor"] * len(LEARNED))
 
 
-@torch.library.custom_op(
-    "archlab::attention_backward",
-    mutates_args=(),
+@custom_op(
+    "attention_backward",
     schema=f"(Tensor dout, Tensor out, Tensor lse, bool biased, bool learned, {SCHEMA}) -> ({_GRADS})",
 )
 def _attention_backward(

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archlab.kernels.custom_op import custom_op
 
-@torch.library.custom_op("archlab::experts", mutates_args=())
+
+@custom_op("experts")
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     out = x.new_empty(x.shape[0], weight.shape[1])
     start = 0
@@ -22,7 +24,7 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("archlab::experts_weight", mutates_args=())
+@custom_op("experts_weight")
 def _weight_gradient(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """sum_r dy_r x_r^T over the rows r of each expert: `[experts, outputs, inputs]`."""
     out = x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.experts.torch_ops import grouped
 from archlab.kernels.launch import Build, on_device_of, power_of_2, side_by_side, tuned
 
@@ -99,7 +100,7 @@ _TILES: dict[str, tuple[dict[str, int], dict[str, int]]] = {  # for 16 bits and 
 }
 
 
-@torch.library.custom_op("archlab::experts_triton", mutates_args=())
+@custom_op("experts_triton")
 def _experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     (rows, width), (count, outputs, _) = x.shape, weight.shape
     out = x.new_empty(rows, outputs)
@@ -115,7 +116,7 @@ def _experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("archlab::experts_triton_weight", mutates_args=())
+@custom_op("experts_triton_weight")
 def _experts_weight(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """sum_r dy_r x_r^T over the rows r of each expert: `[experts, outputs, inputs]`."""
     dy, x = side_by_side(dy), side_by_side(x)

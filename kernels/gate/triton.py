@@ -13,6 +13,7 @@ from torch import Tensor
 
 from archlab.kernels.activations import ACTIVATIONS
 from archlab.kernels.activations.triton import activate, slope
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
@@ -93,7 +94,7 @@ def _grid(rows: int, width: int, tile: dict[str, int], walks_rows: bool = False)
     return triton.cdiv(rows, tile["ROWS"]), 1 if walks_rows else triton.cdiv(width, tile["COLUMNS"])
 
 
-@torch.library.custom_op("archlab::gate", mutates_args=())
+@custom_op("gate")
 def _gate(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
     out = like(y)
     if y.numel() == 0:
@@ -110,7 +111,7 @@ def _gate(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
 _gate.register_fake(lambda y, *_: like(y))
 
 
-@torch.library.custom_op("archlab::gate_backward", mutates_args=())
+@custom_op("gate_backward")
 def _gate_backward(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply: bool) -> tuple[Tensor, Tensor]:
     dy, dg = like(y), like(g)
     if y.numel() == 0:

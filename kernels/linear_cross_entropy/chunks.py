@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -132,7 +133,7 @@ def _by(family: str) -> Rows:
     return found
 
 
-@torch.library.custom_op("archlab::linear_cross_entropy", mutates_args=())
+@custom_op("linear_cross_entropy")
 def _rows(
     hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
     scale: float, softcap: float | None, rows: int, family: str,
@@ -142,7 +143,7 @@ def _rows(
         return measured(Inputs.of(hidden, table, targets, bias), Form(scale, softcap), rows, _by(family), None)
 
 
-@torch.library.custom_op("archlab::linear_cross_entropy_backward", mutates_args=())
+@custom_op("linear_cross_entropy_backward")
 def _rows_backward(
     dlosses: Tensor, dsquares: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
     log_z: Tensor, scale: float, softcap: float | None, rows: int, family: str,
@@ -162,7 +163,7 @@ def _rows_backward(
     return _like(gradients.found(), hidden, table, bias)
 
 
-@torch.library.custom_op("archlab::linear_cross_entropy_sums", mutates_args=())
+@custom_op("linear_cross_entropy_sums")
 def _sums(
     hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
     scale: float, softcap: float | None, z: float, rows: int, family: str,
@@ -175,7 +176,7 @@ def _sums(
     return losses.sum(), squares.sum(), log_z, *gradients.found()
 
 
-@torch.library.custom_op("archlab::linear_cross_entropy_sums_backward", mutates_args=())
+@custom_op("linear_cross_entropy_sums_backward")
 def _sums_backward(
     dloss: Tensor, dsquare: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
     found: list[Tensor], scale: float, softcap: float | None, z: float, rows: int, family: str,

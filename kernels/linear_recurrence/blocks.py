@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 
 
@@ -31,7 +32,7 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
     return solved
 
 
-@torch.library.custom_op("archlab::decayed_products", mutates_args=())
+@custom_op("decayed_products")
 def _decayed(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total = log_decay.exp()
     reading, writing = queries * total, keys.clone(memory_format=torch.contiguous_format)
@@ -45,7 +46,7 @@ def _decayed(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, 
 _decayed.register_fake(lambda q, k, log_decay: (q.new_empty(*q.shape[:2], q.shape[1]), *map(torch.empty_like, (q, q))))
 
 
-@torch.library.custom_op("archlab::decayed_products_backward", mutates_args=())
+@custom_op("decayed_products_backward")
 def _decayed_backward(
     dproducts: Tensor, dreading: Tensor, dwriting: Tensor, queries: Tensor, keys: Tensor, log_decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +87,7 @@ _decayed_backward.register_fake(lambda *given: tuple(map(torch.empty_like, [give
 differentiable(_decayed, _decayed_backward, 3)
 
 
-@torch.library.custom_op("archlab::solve_unit_lower", mutates_args=())
+@custom_op("solve_unit_lower")
 def _solve(lower: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The solution in the dtype of `right`, and the inverse of I + lower by which it was found."""
     inverse = torch.eye(lower.shape[1], dtype=lower.dtype, device=lower.device).repeat(len(lower), 1, 1)

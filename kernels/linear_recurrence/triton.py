@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, capability, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence import backward, forward
@@ -186,7 +187,7 @@ class _Launch:
         return self.q.stride(0), self.k.stride(0), self.v.stride(0), self.g_stride
 
 
-@torch.library.custom_op("archlab::linear_recurrence", mutates_args=())
+@custom_op("linear_recurrence")
 def _recur(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor | None, scale: float,
     walks: bool,
@@ -209,7 +210,7 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
     return like(v), last
 
 
-@torch.library.custom_op("archlab::linear_recurrence_backward", mutates_args=())
+@custom_op("linear_recurrence_backward")
 def _recur_backward(
     dout: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None,
     state: Tensor | None, scale: float, walks: bool,

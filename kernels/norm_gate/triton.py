@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels.activations.triton import activate, slope
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gate import granularity
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.gradients import differentiable, float32_of
@@ -133,7 +134,7 @@ def _factors(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Ten
     return w, b, x.shape[-1] if by_head else 0
 
 
-@torch.library.custom_op("archlab::norm_gate", mutates_args=())
+@custom_op("norm_gate")
 def _norm_gate(
     x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool, activation: str,
     multiply: bool,
@@ -155,7 +156,7 @@ def _norm_gate(
 _norm_gate.register_fake(lambda x, *_: like(x))
 
 
-@torch.library.custom_op("archlab::norm_gate_backward", mutates_args=())
+@custom_op("norm_gate_backward")
 def _norm_gate_backward(
     dout: Tensor, x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool,
     activation: str, multiply: bool,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import gradient_of
 from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
 from archlab.kernels.norms.reference import Kind
@@ -111,7 +112,7 @@ def _kept(width: int, centered: bool, summed: bool) -> bool:
     return width <= WIDEST_KEPT or not (centered or summed)
 
 
-@torch.library.custom_op("archlab::norm_rows", mutates_args=())
+@custom_op("norm_rows")
 def _norm_rows(
     x: Tensor, update: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool,
     scale: float,
@@ -142,7 +143,7 @@ def _room(x: Tensor, update: Tensor | None, *given: Any) -> tuple[Tensor, Tensor
     return out.new_empty(0) if update is None else torch.empty_like(out), out, mean, rstd
 
 
-@torch.library.custom_op("archlab::norm_rows_backward", mutates_args=())
+@custom_op("norm_rows_backward")
 def _norm_rows_backward(
     dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, biased: bool,
     scale: float, own: torch.dtype, other: torch.dtype,

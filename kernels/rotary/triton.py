@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import float32_of, gradient_of
 from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
 from archlab.kernels.rotary.reference import Pairs
@@ -161,7 +162,7 @@ def _tile(width: int, turned: int) -> dict[str, Any]:
     return {"D": width, "R": turned, "ROWS": rows, "PAIRS": power_of_2(turned // 2), "REST": rest, **OPTIONS}
 
 
-@torch.library.custom_op("archlab::rotary", mutates_args=())
+@custom_op("rotary")
 def _rotary(
     x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float | None, interleaved: bool, back: bool
 ) -> Tensor:
@@ -184,7 +185,7 @@ def _rotary(
 _rotary.register_fake(lambda x, *_: like(x))
 
 
-@torch.library.custom_op("archlab::rotary_backward", mutates_args=())
+@custom_op("rotary_backward")
 def _rotary_backward(
     dout: Tensor, x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool
 ) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.launch import like
 from archlab.kernels.selective_scan.reference import checked
 
@@ -32,7 +33,7 @@ def selective_scan(
     return y.to(x.dtype), last
 
 
-@torch.library.custom_op("archlab::selective_scan", mutates_args=())
+@custom_op("selective_scan")
 def _scan(
     x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +60,7 @@ def _(x: Tensor, delta: Tensor, log_a: Tensor, *rest: Any) -> tuple[Tensor, Tens
     return like(x, wide), last, x.new_empty(-(-length // chunk), batch, size, channels, dtype=wide)
 
 
-@torch.library.custom_op("archlab::selective_scan_backward", mutates_args=())
+@custom_op("selective_scan_backward")
 def _scan_backward(
     dy: Tensor, dlast: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, like, on_device_of, power_of_2, tuned
 from archlab.kernels.selective_scan import torch_ops
@@ -191,7 +192,7 @@ def _blocks(channels: int, tile: dict[str, Any]) -> int:
     return triton.cdiv(channels, tile["CHANNELS"])  # type: ignore[no-any-return]
 
 
-@torch.library.custom_op("archlab::selective_scan_walk", mutates_args=())
+@custom_op("selective_scan_walk")
 def _scan(
     x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +217,7 @@ def _room(x: Tensor, delta: Tensor, log_a: Tensor, *rest: Any) -> tuple[Tensor, 
     return like(x), last, x.new_empty((batch, -(-length // CHUNK), size, channels), dtype=torch.float32)
 
 
-@torch.library.custom_op("archlab::selective_scan_walk_backward", mutates_args=())
+@custom_op("selective_scan_walk_backward")
 def _scan_backward(
     dy: Tensor, dlast: Tensor, dstarts: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor,
     d: Tensor | None, state: Tensor | None, starts: Tensor,

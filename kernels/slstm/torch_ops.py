@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.slstm.reference import checked, first_state, mixed, step
 
@@ -18,7 +19,7 @@ def slstm(gates: Tensor, weights: Tensor, state: Tensor | None = None) -> tuple[
     return h, states[:, -1].clone()
 
 
-@torch.library.custom_op("archlab::slstm", mutates_args=())
+@custom_op("slstm")
 def _slstm(gates: Tensor, weights: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs `[B,T,H,D]`, and the states after each token `[B,T,4,H,D]`."""
     with torch.autocast(gates.device.type, enabled=False):
@@ -37,7 +38,7 @@ def _(gates: Tensor, weights: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return gates.new_empty(batch, length, heads, width), states
 
 
-@torch.library.custom_op("archlab::slstm_backward", mutates_args=())
+@custom_op("slstm_backward")
 def _slstm_backward(
     dh: Tensor, dstates: Tensor, gates: Tensor, weights: Tensor, state: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

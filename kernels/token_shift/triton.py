@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
 
@@ -72,7 +73,7 @@ def _tile(width: int) -> dict[str, int]:
     return {"ROWS": TILE // columns, "COLUMNS": columns, **OPTIONS}
 
 
-@torch.library.custom_op("archlab::token_shift", mutates_args=())
+@custom_op("token_shift")
 def _token_shift(x: Tensor, mix: Tensor, starts: Tensor | None) -> Tensor:
     out = like(x)
     if x.numel() == 0:
@@ -90,7 +91,7 @@ def _token_shift(x: Tensor, mix: Tensor, starts: Tensor | None) -> Tensor:
 _token_shift.register_fake(lambda x, *_: like(x))
 
 
-@torch.library.custom_op("archlab::token_shift_backward", mutates_args=())
+@custom_op("token_shift_backward")
 def _token_shift_backward(dout: Tensor, x: Tensor, mix: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
     """dx, and the gradient of mix in float32."""
     dx = like(x)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import like
 from archlab.kernels.wkv4.reference import EMPTY, checked, first_state
@@ -31,7 +32,7 @@ def wkv4(
     return y, torch.stack([means[:, -1], weights[:, -1]], 1)
 
 
-@torch.library.custom_op("archlab::wkv4", mutates_args=())
+@custom_op("wkv4")
 def _wkv(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +54,7 @@ def _(k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return like(k, v.dtype), like(k, wide), like(k, wide)
 
 
-@torch.library.custom_op("archlab::wkv4_backward", mutates_args=())
+@custom_op("wkv4_backward")
 def _wkv_backward(
     dy: Tensor, dmeans: Tensor, dweights: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor,
     means: Tensor, weights: Tensor, chunk: int,

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, like, on_device_of, tuned
 from archlab.kernels.wkv4.reference import EMPTY, checked
@@ -156,7 +157,7 @@ def _grid(k: Tensor, tile: dict[str, Any]) -> tuple[int, int]:
     return k.shape[0], triton.cdiv(k.shape[2], tile["CHANNELS"])
 
 
-@torch.library.custom_op("archlab::wkv4_walk", mutates_args=())
+@custom_op("wkv4_walk")
 def _wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs in v's dtype, the last state, and the states before the groups `[B,groups,2,C]` in float32."""
     (_, length, channels), keys, values = k.shape, as_rows(k), as_rows(v)
@@ -177,7 +178,7 @@ def _room(k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return like(v), last, k.new_empty((batch, -(-length // GROUP), 2, channels), dtype=torch.float32)
 
 
-@torch.library.custom_op("archlab::wkv4_walk_backward", mutates_args=())
+@custom_op("wkv4_walk_backward")
 def _wkv_backward(
     dy: Tensor, dlast: Tensor, dstarts: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
     state: Tensor | None, starts: Tensor,

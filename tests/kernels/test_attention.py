@@ -146,10 +146,10 @@ def test_operators_keep_the_rules_of_torch_library(name: str, permuted: bool) ->
     tensors = {key: turned(x) if permuted else x for key, x in inputs(20, **RULES[name]).items()}
     documents = torch.tensor([[0] * 9 + [1] * 11], device=DEVICE)
     given = handed(Inputs(**tensors, documents=documents, pattern=Pattern(window=15), scale=0.25, softcap=5.0))
-    torch.library.opcheck(triton._attention, given)
+    torch.library.opcheck(triton._attention.op, given)
     out, lse = triton._attention(*given)
     saved = [x.detach() if isinstance(x, Tensor) else x for x in (torch.randn_like(out), out, lse, True, True, *given)]
-    torch.library.opcheck(triton._attention_backward, tuple(saved))
+    torch.library.opcheck(triton._attention_backward.op, tuple(saved))
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ def test_operators_keep_the_rules_of_torch_library(family: str, name: str) -> No
     tensors = inputs["hidden"], inputs["table"], options["targets"], inputs.get("bias")
     rest = options["scale"], options["softcap"]
     if options["reduction"] == "none":
-        torch.library.opcheck(chunks._rows, (*tensors, *rest, 3, family))
+        torch.library.opcheck(chunks._rows.op, (*tensors, *rest, 3, family))
     else:
-        torch.library.opcheck(chunks._sums, (*tensors, *rest, options["z"], 3, family))
+        torch.library.opcheck(chunks._sums.op, (*tensors, *rest, options["z"], 3, family))
 
 
 def test_autocast_multiplies_in_its_dtype_and_sums_in_float32() -> None:

@@ -322,7 +322,7 @@ def test_triton_keeps_the_rules_of_torch_library() -> None:
 
     given = {n: x.detach().requires_grad_() for n, x in made(5, "token", True, torch.float32, groups=4).items()
              if isinstance(x, Tensor)}  # fmt: skip
-    torch.library.opcheck(triton._recur, (*given.values(), 0.3, True))
+    torch.library.opcheck(triton._recur.op, (*given.values(), 0.3, True))
 
 
 @pytest.mark.parametrize("case", OPS["linear_recurrence"].cases, ids=lambda case: case.name)

@@ -187,7 +187,7 @@ def test_triton_ops_keep_the_rules_of_torch_library(name: str, layout: Callable[
         "rms_norm": (norms._norm_rows, (x, None, weight, None, 1e-6, False, 1.0)),
         "rms_norm-no_weight": (norms._norm_rows, (x, None, None, None, 1e-6, False, 1.0)),
     }[name]
-    torch.library.opcheck(op, arguments)
+    torch.library.opcheck(op.op, arguments)
 
 
 @pytest.mark.parametrize("call", calls((torch.bfloat16,), ("headwise_multiply", "elementwise_silu", "silu", "heads")))
@@ -243,7 +243,7 @@ def test_experts_write_all_memory_and_keep_the_rules_of_torch_library(case: Case
     want, douts = truth(op, inputs, case, torch.float32)
     with uninitialised_memory_is_nan():
         assert_close(results(torch_ops.experts, inputs, case, douts), want, 1e-5)
-    torch.library.opcheck(torch_ops._product, (*inputs.values(), case.fixed()["ends"]))
+    torch.library.opcheck(torch_ops._product.op, (*inputs.values(), case.fixed()["ends"]))
 
 
 def test_experts_in_one_launch_keep_the_rules_of_torch_library() -> None:
@@ -251,7 +251,7 @@ def test_experts_in_one_launch_keep_the_rules_of_torch_library() -> None:
 
     case = next(case for case in OPS["experts"].cases if case.name == "expert_without_rows")
     inputs = made(OPS["experts"], case, DEVICES[-1], torch.float32)
-    torch.library.opcheck(triton._experts, (*inputs.values(), case.fixed(DEVICES[-1].kind)["ends"]))
+    torch.library.opcheck(triton._experts.op, (*inputs.values(), case.fixed(DEVICES[-1].kind)["ends"]))
 
 
 def test_experts_cast_their_weights_as_under_autocast() -> None:

@@ -114,12 +114,12 @@ def test_torch_ops_keep_the_rules_of_torch_library(name: str) -> None:
         "selective_scan": (scan._scan, scan._scan_backward),
         "wkv4": (wkv._wkv, wkv._wkv_backward),
     }[name]
-    torch.library.opcheck(op, (*given.values(), 4))
+    torch.library.opcheck(op.op, (*given.values(), 4))
     fixed = [value.detach() for value in given.values()]
     outs = op(*fixed, 4)
     kept = [*fixed[:-1], outs[2]] if op is scan._scan else [*fixed, *outs[1:]]
     grads = [torch.randn_like(x) for x in (outs[:2] if op is scan._scan else outs)]
-    torch.library.opcheck(back, (*grads, *kept, 4))
+    torch.library.opcheck(back.op, (*grads, *kept, 4))
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_triton_hands_a_state_over_and_keeps_the_rules_of_torch_library(name: st
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
     torch.testing.assert_close(after, last)
     op = {"selective_scan": scan._scan, "wkv4": wkv._wkv}[name]
-    torch.library.opcheck(op, tuple(given.values()))
+    torch.library.opcheck(op.op, tuple(given.values()))
 
 
 def test_triton_refuses_states_that_registers_do_not_hold() -> None:
