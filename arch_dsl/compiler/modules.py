@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from archlab import kernels
+from archlab.arch_dsl.compiler.slower import warn_of_fallbacks, warn_of_move
 from archlab.arch_dsl.model import model as models
 from archlab.arch_dsl.model.constraint import Constrained
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model, resolve
@@ -30,12 +30,14 @@ CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added u
 class LanguageModel(Constrained):
     """What both kinds of model share: a table of tokens at the input, logits and their loss at the output.
 
-    `choices` says which implementation every node got, and why. `separator` is the token that opens a document, for
-    masks that keep documents apart; where it is None and the call numbers no documents, a row is one document.
+    `choices` says which implementation every node got, and why; `built_for` for which kind of device, cpu or cuda.
+    `separator` is the token that opens a document, for masks that keep documents apart; where it is None and the call
+    numbers no documents, a row is one document.
     """
 
     separator: int | None = None
     fused_loss: bool = False
+    built_for: str = "cpu"
 
     def add_input(self, spec: Model, ctx: BuildContext) -> None:
         """Builds the table of tokens."""
@@ -55,6 +57,13 @@ class LanguageModel(Constrained):
         self.logit_form = logit_form(spec.logits, spec.d_model)
         self.linear_cross_entropy = self._chosen_loss(spec, ctx.at("loss"))
         self.choices: list[NodeChoice] = ctx.choices
+        self.built_for = ctx.device.kind
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LanguageModel:
+        """Behind `to`, `cuda`, `half` and the like."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        warn_of_move(self.built_for, self.embedding.device)
+        return self
 
     def _chosen_loss(self, spec: Model, ctx: BuildContext) -> Callable[..., tuple[Tensor, Tensor]] | None:
         """The op for the loss; None where chunks of the formula are computed, and again for the gradient."""
@@ -321,11 +330,7 @@ def compile(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # a plug-in's parameter may be drawn while it is made
         model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
-    for op, choice in fallbacks(model.choices).items():
-        if op not in _WARNED:
-            _WARNED.add(op)
-            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
-            warnings.warn(message, SlowerKernel, stacklevel=2)
+    warn_of_fallbacks(model.choices)
     factors = spec.init.factors([name for name, _ in model.named_parameters()]) if spec.init.groups else {}
     initialize(model, seed, factors)
     model.constrain()
@@ -336,15 +341,3 @@ def kernel_choices(spec: Model, device: kernels.Device, dtype: torch.dtype = tor
     """Which implementation each node of a model would get on a device, which need not be present."""
     with torch.device("meta"):
         return build(resolve(spec), spec.context(device, dtype, forced() or "auto")).choices
-
-
-class SlowerKernel(UserWarning):
-    """A node of a model is computed in a slower way than its op has for the device."""
-
-
-def fallbacks(choices: list[NodeChoice]) -> dict[str, NodeChoice]:
-    """By op, the first node that fell back from what its op has for the device."""
-    return {choice.op: choice for choice in reversed(choices) if choice.fallback}
-
-
-_WARNED: set[str] = set()  # ops that this process has warned of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from archlab import arch_dsl
-from archlab.arch_dsl.compiler.modules import fallbacks
+from archlab.arch_dsl.compiler.slower import fallbacks
 from archlab.arch_dsl.model.stack import StackModule
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.trial.trial import Trial

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from archlab import arch_dsl, kernels
-from archlab.arch_dsl.compiler import modules
+from archlab.arch_dsl.compiler import slower as slower_kernels
 from archlab.search.models.print_model import _by_layers
 from archlab.search.training.module import slower
 from archlab.search.trial.fingerprint import differences, fingerprint
@@ -44,10 +44,10 @@ def test_the_environment_is_read_when_a_model_is_built(monkeypatch: pytest.Monke
 
 
 def test_a_fallback_is_said_once_for_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_WARNED", set())
+    monkeypatch.setattr(slower_kernels, "_WARNED", set())
     monkeypatch.delenv("ARCHLAB_KERNELS", raising=False)
     spec = model(SINKS)
-    with pytest.warns(modules.SlowerKernel) as told:
+    with pytest.warns(slower_kernels.SlowerKernel) as told:
         built = arch_dsl.compile(spec, dtype=torch.bfloat16)
     (text,) = [str(one.message) for one in told]
     assert text.startswith("attention at block.0.attention is computed by reference: the formula; ")
@@ -57,6 +57,18 @@ def test_a_fallback_is_said_once_for_each_op(monkeypatch: pytest.MonkeyPatch) ->
         arch_dsl.compile(spec, dtype=torch.bfloat16)
         assert slower(arch_dsl.compile(spec)) == {}, "in float32 torch computes it"
         arch_dsl.kernel_choices(spec, kernels.Device.parse("sm_90"), torch.float64)  # only asked about
+
+
+def test_a_model_that_was_compiled_for_the_cpu_and_moved_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slower_kernels, "_WARNED", set())
+    built_for = arch_dsl.compile(model({"ffn": {"type": "glu"}})).built_for
+    with pytest.warns(slower_kernels.SlowerKernel, match="compiled for the CPU .* device='cuda'"):
+        slower_kernels.warn_of_move(built_for, torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        slower_kernels.warn_of_move(built_for, torch.device("cuda"))  # once
+        slower_kernels.warn_of_move("cuda", torch.device("cuda"))
+        arch_dsl.compile(model({"ffn": {"type": "glu"}})).to(torch.float64)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sm_90"])
