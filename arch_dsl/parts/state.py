@@ -9,13 +9,15 @@ from torch import Tensor
 from archlab.arch_dsl.parts.context import Call
 
 
-def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tensor:
-    """`new` `[batch, time, …]` after what decoding holds under `path`, or `new` alone outside decoding.
+def recent(call: Call, path: str, new: Tensor, most: int | None = None, what: str = "") -> Tensor:
+    """`new` `[batch, time, …]` after what decoding holds of `what` under `path`, or `new` alone outside decoding.
 
-    The last `most` entries of both (by default all) are then held for the next call.
+    The last `most` entries of both (by default all) are then held for the next call. The two are joined here so that
+    outside decoding nothing depends on the path: layers that are alike are compiled once.
     """
     if call.held is None:
         return new
+    path += what
     whole = torch.cat([call.held[path], new], 1) if path in call.held else new
     call.held[path] = whole if most is None or whole.shape[1] <= most else whole[:, -most:].clone()
     return whole
@@ -26,16 +28,16 @@ def opens_document(call: Call, path: str) -> Tensor:
     that one before; False for the very first."""
     assert call.documents is not None
     time = call.documents.shape[1]
-    whole = recent(call, f"{path}.documents", call.documents, most=1)
+    whole = recent(call, path, call.documents, most=1, what=".documents")
     return F.pad(whole[:, 1:] != whole[:, :-1], (1, 0))[:, -time:]
 
 
-def shifted(x: Tensor, call: Call, path: str, documents: bool = False) -> Tensor:
-    """x_(t-1) for each x_t `[batch, time, width]`: zero before the first token, or what decoding holds under `path`;
-    zero where x_(t-1) is padding, and before the first token of a document where `documents` are kept apart."""
+def shifted(x: Tensor, call: Call, path: str, documents: bool = False, what: str = "") -> Tensor:
+    """x_(t-1) for each x_t `[batch, time, width]`: zero before the first token, or what decoding holds of `what` under
+    `path`; zero where x_(t-1) is padding, and before the first token of a document where `documents` are kept apart."""
     if call.padding is not None:
         x = x.masked_fill(call.padding[..., None], 0)
-    before = F.pad(recent(call, path, x, most=1), (0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
+    before = F.pad(recent(call, path, x, most=1, what=what), (0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
     if documents and call.documents is not None:
         before = before.masked_fill(opens_document(call, path)[:, :, None], 0)
     return before

@@ -67,7 +67,7 @@ class _NgramEmbedding(Module, of=NgramEmbedding):
         ids = F.pad(recent(call, self.path, tokens, most=before), (before, 0))[:, -time - before :]
         numbers = None
         if self.documents and call.documents is not None:
-            documents = recent(call, f"{self.path}.documents", call.documents, most=before)
+            documents = recent(call, self.path, call.documents, before, ".documents")
             numbers = F.pad(documents, (before, 0), value=-1)[:, -time - before :]
         found: list[Tensor] = []
         hashed = torch.zeros_like(tokens)

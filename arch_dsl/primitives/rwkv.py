@@ -35,7 +35,7 @@ class _MixModule(SublayerModule):
         hidden = self.pre(stream, call, iter(()))
         gates = [*self.inner.projections(), *self.post.projections()]
         products = iter(self.products(hidden, gates) if gates else ())
-        before = shifted(hidden, call, f"{self.path}.shift")
+        before = shifted(hidden, call, self.path, what=".shift")
         return self.post(self.mixed(hidden, before, products, call), call, products)  # type: ignore[no-any-return]
 
 

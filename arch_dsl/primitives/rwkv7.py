@@ -250,7 +250,7 @@ class _RWKV7(SublayerModule, of=RWKV7):
         hidden = self.pre(stream, call, iter(()))
         gates = [*self.sdpa.projections(), *self.post.projections()]
         products = iter(self.products(hidden, gates) if gates else ())
-        before = shifted(hidden, call, f"{self.path}.shift")
+        before = shifted(hidden, call, self.path, what=".shift")
         return self.post(self.mixed(hidden, before, products, call), call, products)  # type: ignore[no-any-return]
 
     def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:

@@ -82,4 +82,4 @@ class _Selective(Module, of=Selective):
         if self.documents and call.documents is not None:
             changes = call.documents[:, 1:] != call.documents[:, :-1]
             opening = opening | F.pad(changes, (1, 0))
-        return recent(call, f"{self.path}.first", opening, self.window)
+        return recent(call, self.path, opening, self.window, ".first")

@@ -169,7 +169,7 @@ class SelfAttentionModule(MultiHeadModule):
 
     def held(self, name: str, new: Tensor, call: Call) -> Tensor:
         """`new` `[B, T, …]` after what decoding holds by that name."""
-        return recent(call, f"{self.path}.{name}", new, self.window)
+        return recent(call, self.path, new, self.window, f".{name}")
 
     def masked(self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[B, T, d_model]` from queries, keys and values: what the scores and the mask make of them."""
@@ -196,9 +196,8 @@ class SelfAttentionModule(MultiHeadModule):
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
         """Which of all keys `[batch, keys]` nothing may read; `own` `[batch, time, …]` are the queries of this call."""
-        path = f"{self.path}.padding"
-        if call.held is None or (call.padding is None and path not in call.held):
+        if call.held is None or (call.padding is None and f"{self.path}.padding" not in call.held):
             return call.padding
         new = own.new_zeros(own.shape[:2], dtype=torch.bool) if call.padding is None else call.padding
-        whole = recent(call, path, new, self.window)
+        whole = recent(call, self.path, new, self.window, ".padding")
         return F.pad(whole, (keys.shape[1] - whole.shape[1], 0))

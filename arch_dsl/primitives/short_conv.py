@@ -59,7 +59,7 @@ class _ShortConv(Module, of=ShortConv):
         inputs = F.pad(recent(call, self.path, new, most=more), (0, 0, more, 0))[:, -time - more :]
         numbers = None
         if self.documents and call.documents is not None:
-            documents = recent(call, f"{self.path}.documents", call.documents, most=more)
+            documents = recent(call, self.path, call.documents, more, ".documents")
             numbers = F.pad(documents, (more, 0), value=-1)[:, -time - more :]
         y = inputs[:, more:] * self.weight[:, 0, more]
         for i in range(more):
