@@ -2,10 +2,13 @@
 
     python benchmarks/train_step.py            # all rows; some minutes
     python benchmarks/train_step.py --quick    # eager rows alone, a smoke test of the benchmark itself
-    python benchmarks/train_step.py --device cuda  # a model of 134M parameters, 8 x 1024 tokens a step
+    python benchmarks/train_step.py --device cuda  # a model of 110M parameters, 8 x 1024 tokens a step
 
 Same shape, batch, dtype and compile mode; the contestants take turns within one run and each figure is the median of
 the per-round ratios peer / ours, so a drift of the machine's speed cancels out. Above 1: ours is faster.
+
+On a GPU, `graphs` is ours as studies train it, forward and backward pass launched as one CUDA graph, beside eager
+peers.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from archlab import arch_dsl
+from archlab.arch_dsl.parts.context import Call
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.passes import Graphed, eager
 
+RECIPE = load_recipe({"tokens": 1, "lr": 1e-3, "precision": "bf16"})
 D_MODEL, N_LAYERS, HEADS, CONTEXT, VOCAB, BATCH, WIDTH = 256, 4, 8, 256, 4096, 4, 688
 ON_CUDA = {"D_MODEL": 768, "N_LAYERS": 12, "HEADS": 12, "CONTEXT": 1024, "VOCAB": 32_000, "BATCH": 8, "WIDTH": 2048}
 DEVICE = "cpu"
@@ -83,7 +90,8 @@ class Ours(nn.Module):
         attention = {"heads": HEADS, "positional": "rope"}
         block = {"norm": "rmsnorm", "attention": attention, "ffn": {"type": "glu", "width": WIDTH}}
         spec = arch_dsl.load({"d_model": D_MODEL, "n_layers": N_LAYERS, "block": block})
-        self.model = arch_dsl.compile(arch_dsl.resolve(spec, vocab=VOCAB, max_positions=CONTEXT), dtype=dtype)
+        spec = arch_dsl.resolve(spec, vocab=VOCAB, max_positions=CONTEXT)
+        self.model = arch_dsl.compile(spec, device=DEVICE, dtype=dtype)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self.model.loss(tokens, targets)
@@ -141,18 +149,25 @@ class XTransformers(nn.Module):
         return nn.functional.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
 
 
-def stepper(model: nn.Module, dtype: torch.dtype, compiled: bool) -> Callable[[], float]:
+def stepper(model: nn.Module, dtype: torch.dtype, mode: str) -> Callable[[], float]:
     """One optimizer step on fixed random tokens; returns its loss."""
     model.to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (BATCH, CONTEXT + 1), generator=generator).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    call = torch.compile(model) if compiled else model
+    call = torch.compile(model) if mode == "compiled" else model
+    graphed = Graphed(eager(model.model, RECIPE, torch.device(DEVICE)), model) if mode == "graphs" else None
+
+    def loss_with_gradients() -> Tensor:
+        if graphed is not None:
+            return graphed(tokens[:, :-1], tokens[:, 1:], Call(), 1.0, None).loss
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss: Tensor = call(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        return loss
 
     def step() -> float:
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = call(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
+        loss = loss_with_gradients()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -164,7 +179,7 @@ def stepper(model: nn.Module, dtype: torch.dtype, compiled: bool) -> Callable[[]
 def race(contestants: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Seconds per step of each contestant, in rounds in which each takes its turn."""
     for step in contestants.values():
-        for _ in range(2):
+        for _ in range(3):
             step()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -180,7 +195,8 @@ def row(mode: str, dtype: torch.dtype, rounds: int) -> dict[str, object]:
     makers = {"ours": lambda: Ours(dtype), "plain": Plain, "huggingface": HuggingFace, "x-transformers": XTransformers}
     models = {name: make() for name, make in makers.items()}
     sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
-    seconds = race({name: stepper(model, dtype, mode == "compiled") for name, model in models.items()}, rounds)
+    modes = {name: "eager" if mode == "graphs" and name != "ours" else mode for name in models}
+    seconds = race({name: stepper(model, dtype, modes[name]) for name, model in models.items()}, rounds)
     ratios = {
         name: statistics.median(theirs / ours for theirs, ours in zip(seconds[name], seconds["ours"], strict=True))
         for name in seconds
@@ -209,6 +225,8 @@ def main() -> None:
         globals().update(ON_CUDA, DEVICE="cuda")
         on = torch.cuda.get_device_name()
     modes = ["eager"] if options.quick else ["eager", "compiled"]
+    if options.device == "cuda":
+        modes.insert(1, "graphs")
     for mode in modes:
         for dtype in (torch.bfloat16,) if options.device == "cuda" else (torch.float32, torch.bfloat16):
             found = row(mode, dtype, 3 if options.quick else options.rounds)

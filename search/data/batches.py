@@ -67,18 +67,17 @@ class Batch:
         return 0 if self.source_targets is None else int((self.source_targets != IGNORE).sum())
 
     def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, Call]:
-        """Tokens and targets on a device, and the call that goes with them."""
+        """Tokens and targets on a device, and the call that goes with them. A GPU is not waited for."""
         import torch
 
         from archlab.arch_dsl.parts.context import Call
 
         # NumPy copies on one core; for so little, torch's threads would take longer to meet than to copy.
         arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "places"}
-        moved: dict[str, Any] = {
-            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
-            for name, array in arrays.items()
-            if array is not None
-        }
+        here = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items() if x is not None}
+        if torch.device(device).type == "cuda":
+            here = {name: x.pin_memory() for name, x in here.items()}
+        moved: dict[str, Any] = {name: x.to(device, non_blocking=True) for name, x in here.items()}
         return moved.pop("tokens"), moved.pop("targets"), Call(**moved)
 
 

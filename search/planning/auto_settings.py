@@ -146,7 +146,7 @@ def _compile(seconds: float, layers: int, gpu: bool, resources: Resources) -> tu
     distinct = f"{layers} distinct layers" if layers > 1 else "its layer"
     cost = f"a trial takes {_about(seconds)}, compiling {distinct} {COMPILE_S * layers:.0f} s"
     if gpu:
-        return "off", "not measured on a GPU"
+        return "off", "on a GPU, CUDA graphs save most of what it would"
     if resources.world > 1:
         return "off", "a trial is divided among processes"
     if missing := cannot_compile():

@@ -100,6 +100,7 @@ def compiled_into(store: Path, pulse: Callable[[], None]) -> Iterator[None]:
         # one compiling thread: a trial has a core, and leaves no process behind
         with dynamo.patch(limits), inductor.patch({"compile_threads": 1}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # by dynamo's look
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # float32 is what `precision: fp32` means
             yield
     finally:
         callback_handler.remove_end_callback(told)

@@ -25,7 +25,8 @@ from archlab.search.recipe.curve import curve_points, curve_windows
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedule_free import average, averaged
 from archlab.search.training.ends import Diverged, Interrupted, Paused
-from archlab.search.training.held_out import autocast, held_out, losses
+from archlab.search.training.held_out import held_out, losses
+from archlab.search.training.passes import passes_of
 from archlab.search.training.routers import health
 from archlab.search.training.team import ALONE, Noted, Sums, Team
 from archlab.search.trial import checkpoint
@@ -77,6 +78,7 @@ class Loop:
         own = team.divide(model, recipe)
         self.optimizer = recipe.optimizer.build(own, recipe.lr)
         self.parameters = [parameter for _, parameter in own if parameter.requires_grad]
+        self.passes = passes_of(model, recipe, self.device, team is ALONE)
         self.streams = dataset.streams()
         self.encoder = has_encoder(model)
         count = curve_windows(recipe)
@@ -181,19 +183,15 @@ class Loop:
         for rows in whole.parts(recipe.micro_batch):
             part = self.team.share(rows)
             tokens, targets, call = part.tensors(self.device)
-            call = replace(call, earlier=dict(earlier))
-            share = whole.scored / part.scored
-            with autocast(self.device, recipe.precision):
-                loss: Tensor = self.model.loss(tokens, targets, call, z_loss=recipe.z_loss) / share  # type: ignore[operator]
-            added = {name: value / share for name, value in call.losses.items()}
-            if part.source_scored:
-                share = whole.source_scored / part.source_scored
-                added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / share
-            sum(added.values(), loss).backward()
-            total += loss.detach()
-            for name, value in call.measures.items():
+            shares = (
+                whole.scored / part.scored,
+                whole.source_scored / part.source_scored if part.source_scored else None,
+            )
+            found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), *shares)
+            total += found.loss
+            for name, value in found.measures.items():
                 earlier[name] = earlier.get(name, 0) + value
-            noted.append({name: value.detach() for name, value in added.items()})
+            noted.append(found.added)
         return total, noted, earlier
 
     def note(self, values: dict[str, Tensor]) -> None:

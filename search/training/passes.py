@@ -1,0 +1,143 @@
+"""The forward and backward pass of a micro-batch, launched kernel by kernel or, on a GPU, as one CUDA graph."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from archlab.arch_dsl.parts.context import Call
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.held_out import autocast
+
+EAGER = "ARCHLAB_EAGER"  # a variable: anything but nothing has every step launched kernel by kernel
+MOST_GRAPHS = 2  # of a trial, as each holds the activations of a micro-batch
+
+
+class Found(NamedTuple):
+    """What a micro-batch gives beside gradients: its share of the loss, of other losses by name, and measures."""
+
+    loss: Tensor
+    added: dict[str, Tensor]
+    measures: dict[str, Tensor]
+
+
+# Of tokens, targets, the call, and which part of the batch's targets are the micro-batch's, and of the encoder's.
+Passes = Callable[[Tensor, Tensor, Call, float, float | None], Found]
+
+
+def eager(model: nn.Module, recipe: Recipe, device: torch.device) -> Passes:
+    """Adds the gradients of a micro-batch's share of the loss to those of the parameters."""
+
+    def passes(tokens: Tensor, targets: Tensor, call: Call, share: float, source_share: float | None) -> Found:
+        with autocast(device, recipe.precision):
+            loss: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss) / share  # type: ignore[operator]
+        added = {name: value / share for name, value in call.losses.items()}
+        if source_share is not None:
+            added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / source_share
+        sum(added.values(), loss).backward()
+        return Found(loss.detach(), {name: value.detach() for name, value in added.items()}, dict(call.measures))
+
+    return passes
+
+
+@dataclass
+class Graph:
+    """A captured micro-batch: where it reads, what it gives, and where it leaves the gradients of the parameters."""
+
+    graph: torch.cuda.CUDAGraph
+    given: dict[str, Tensor]
+    found: Found
+    gradients: list[tuple[nn.Parameter, Tensor]]
+    places: list[int]
+
+
+class Graphed:
+    """The same passes, of which the first of its shapes is launched eagerly, the second captured and later ones
+    replayed: one launch instead of a thousand, of the same kernels, so with the same bits.
+
+    `refused` says why nothing is captured any more, where a device could not. A micro-batch that reads what earlier
+    ones of its step left, as routers may, is always eager.
+    """
+
+    def __init__(self, passes: Passes, model: nn.Module) -> None:
+        self.passes, self.refused = passes, ""
+        self.parameters = [x for x in model.parameters() if x.requires_grad]
+        self.tensors = [*model.parameters(), *model.buffers()]
+        self.graphs: dict[object, Graph | None] = {}
+
+    def __call__(self, tokens: Tensor, targets: Tensor, call: Call, share: float, source_share: float | None) -> Found:
+        given = {"tokens": tokens, "targets": targets} | tensors_of(call)
+        key = share, source_share, *((name, x.shape) for name, x in given.items())
+        new = key not in self.graphs
+        if self.refused or call.earlier or (new and len(self.graphs) == MOST_GRAPHS):
+            return self.passes(tokens, targets, call, share, source_share)
+        graph = self.graphs.setdefault(key, None)
+        if not new and (graph is None or graph.places != self.places()):
+            graph = self.graphs[key] = self.captured(given, call, share, source_share)
+        return self.passes(tokens, targets, call, share, source_share) if graph is None else replayed(graph, given)
+
+    def places(self) -> list[int]:
+        """Where parameters and buffers lie: a graph knows no other place."""
+        return [x.data_ptr() for x in self.tensors]
+
+    def captured(self, given: dict[str, Tensor], call: Call, share: float, source_share: float | None) -> Graph | None:
+        """The passes as a graph; nothing is computed yet. None where the device refuses."""
+        before = [x.grad for x in self.parameters]
+        own = {name: x.clone() for name, x in given.items()}
+        rest: dict[str, Any] = dict(own)
+        tokens, targets = rest.pop("tokens"), rest.pop("targets")
+        graph = torch.cuda.CUDAGraph()
+        try:
+            put(self.parameters, [None] * len(before))
+            with torch.cuda.graph(graph):
+                found = self.passes(tokens, targets, replace(call, **rest), share, source_share)
+            gradients = [(x, x.grad) for x in self.parameters if x.grad is not None]
+        except RuntimeError as error:
+            self.refused = str(error).splitlines()[0]
+            print(f"no CUDA graph, so each kernel is launched by itself: {self.refused}", file=sys.stderr)
+            return None
+        finally:
+            put(self.parameters, before)
+        return Graph(graph, own, found, gradients, self.places())
+
+
+def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
+    """Runs a graph on other tensors; gradients are added to those that the parameters have."""
+    for name, x in given.items():
+        graph.given[name].copy_(x, non_blocking=True)
+    for parameter, fresh in graph.gradients:
+        if parameter.grad is fresh:  # what the replay before left, which this one overwrites
+            parameter.grad = fresh.clone()
+    graph.graph.replay()
+    held = [(x.grad, fresh) for x, fresh in graph.gradients if x.grad is not None]
+    if held:
+        torch._foreach_add_([x for x, _ in held], [fresh for _, fresh in held])
+    for parameter, fresh in graph.gradients:
+        if parameter.grad is None:
+            parameter.grad = fresh
+    loss, added, measures = graph.found
+    return Found(loss.clone(), *({name: x.clone() for name, x in part.items()} for part in (added, measures)))
+
+
+def tensors_of(call: Call) -> dict[str, Tensor]:
+    """What a call brings beside the tokens, by name."""
+    values = {item.name: getattr(call, item.name) for item in fields(call)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def put(parameters: Iterable[nn.Parameter], gradients: Iterable[Tensor | None]) -> None:
+    """Gives parameters these gradients."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def passes_of(model: nn.Module, recipe: Recipe, device: torch.device, alone: bool) -> Passes:
+    """As graphs where one process trains on a GPU, unless ARCHLAB_EAGER is set."""
+    passes = eager(model, recipe, device)
+    return Graphed(passes, model) if alone and device.type == "cuda" and not os.environ.get(EAGER) else passes
