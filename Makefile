@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs site lock audit golden test test-slow storm partitions fuzz check bench venv venv-dev
+.PHONY: help study dashboard docs site lock audit golden test test-slow test-all storm partitions fuzz check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(DEV) ## run the tests, without the slow ones (PYTEST_ARGS="-x -k gate")
 
 test-slow: $(DEV) ## run the slow tests
 	$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
+
+test-all: $(DEV) ## run all tests, with every value of every field and every kernel where test-slow tries some: an hour and more
+	ARCHLAB_ALL=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
 	$(BIN)/python -m tests.search.storm $(STORM_ARGS)

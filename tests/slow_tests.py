@@ -6,6 +6,7 @@ A test that is slow by nature says so with a mark; this list is of the many that
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("slow.txt")
 MOST_S = 0.4
+ALL = bool(os.environ.get("ARCHLAB_ALL"))  # `make test-all`: also what `make test-slow` tries only some of
 # What every change should meet, although it takes longer: a part of each door, and of each promise.
 KEPT = (
     "tests/arch_dsl/plain/test_plain.py::test_computes_the_same_in_an_interpreter_with_torch_alone",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -62,11 +63,12 @@ def altered(annotation: Any, value: Any) -> list[Any]:
     return []  # its own fields are altered
 
 
-def alterations(case: Case) -> Iterator[tuple[str, Model]]:
+def alterations(case: Case, seed: str | None = None) -> Iterator[tuple[str, Model]]:
     """(path of a field, the case's model with another value there), for every field on trial that is accepted.
 
-    All values at the defaults; one or two at each of the other starting points. Rotations of queries and keys change
-    together, as they must be alike.
+    All values at the defaults; one or two at each of the other starting points. With a `seed`, of each field the first
+    value that is accepted, in an order drawn from the seed and the path. Rotations of queries and keys change together,
+    as they must be alike.
     """
     most = None if case.plain else 2
     for path, spec in walk(case.model):
@@ -75,15 +77,21 @@ def alterations(case: Case) -> Iterator[tuple[str, Model]]:
         for name, item in fields_of(type(spec)).items():
             where = f"{path}.{name}" if path else name
             places = {where, where.replace(".query.", ".key.")} if isinstance(spec, Rotary | RopeScaling) else {where}
-            for value in altered(item.annotation, getattr(spec, name))[:most]:
+            values = altered(item.annotation, getattr(spec, name))
+            if seed is not None:
+                random.Random(f"{seed} {where}").shuffle(values)
+            for value in values[:most]:
                 data = _later(case.model, where, value) if name in getattr(spec, "later", ()) else None
                 changed = case.model
                 for place in places:
                     changed = put_at(changed, tuple(place.split(".")), value)
                 try:
-                    yield where, resolve(parse(Model, data or canonical(changed)))
+                    accepted = resolve(parse(Model, data or canonical(changed)))
                 except SpecError:
                     continue
+                yield where, accepted
+                if seed is not None and accepted != case.model:
+                    break
 
 
 def _later(model: Model, where: str, value: Any) -> dict[str, Any]:
