@@ -40,12 +40,12 @@ report: {baseline: two_layers}
 """
 INDUCTION = {
     "DATA": "{induction: {segment: 8, tokens: 16, length: 20, sequences: 5000}}",
-    "TOKENS": "410k",
+    "TOKENS": "250k",
     "LENGTH": "20",
 }
 RECALL = {
     "DATA": "{associative_recall: {pairs: 4, keys: 8, values: 8, sequences: 5000}}",
-    "TOKENS": "200k",
+    "TOKENS": "140k",
     "LENGTH": "16",
 }
 DELTA = """\

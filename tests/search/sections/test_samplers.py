@@ -133,7 +133,8 @@ def test_samplers_beat_random_ones_on_a_smooth_function(sampler: Sampler, trials
     def best(which: Sampler, seed: int) -> float:
         return min(ending.known[0] for _, ending in searched(fresh(which, seed), trials, lambda v: complete(bowl(v))))
 
-    ours, others = ([best(which, seed) for seed in range(20)] for which in (sampler, RandomSampler()))
+    seeds = range(7 if sampler is GP else 20)  # its median is a fiftieth of theirs, and each search takes it a second
+    ours, others = ([best(which, seed) for seed in seeds] for which in (sampler, RandomSampler()))
     assert median(ours) < 0.5 * median(others)
 
 
@@ -155,6 +156,7 @@ def test_samplers_learn_from_what_was_refused(sampler: Sampler) -> None:
     def refused(seed: int) -> list[bool]:
         return [ending.state == "refused" for _, ending in searched(fresh(sampler, seed, worst=5.0), 32, narrow)]
 
-    found = [refused(seed) for seed in range(8)]
+    seeds = 3 if sampler is GP else 8  # of it 16 of the first 24 are refused, and 2 of the last
+    found = [refused(seed) for seed in range(seeds)]
     early, late = (sum(sum(row[part]) for row in found) for part in (slice(0, 8), slice(24, 32)))
-    assert early > 32 and late < 0.8 * early
+    assert early > 4 * seeds and late < 0.8 * early
