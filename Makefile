@@ -6,7 +6,7 @@ VENV ?= .venv
 # install page of PyTorch gives it:  make study TORCH="torch==2.13.0 --index-url <the index of that build>"
 TORCH ?= torch==2.13.0
 STUDY ?= studies/quickstart.yaml
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed

@@ -77,10 +77,10 @@ def alterations(case: Case, seed: str | None = None) -> Iterator[tuple[str, Mode
         for name, item in fields_of(type(spec)).items():
             where = f"{path}.{name}" if path else name
             places = {where, where.replace(".query.", ".key.")} if isinstance(spec, Rotary | RopeScaling) else {where}
-            values = altered(item.annotation, getattr(spec, name))
+            values = altered(item.annotation, getattr(spec, name))[:most]
             if seed is not None:
                 random.Random(f"{seed} {where}").shuffle(values)
-            for value in values[:most]:
+            for value in values:
                 data = _later(case.model, where, value) if name in getattr(spec, "later", ()) else None
                 changed = case.model
                 for place in places:
@@ -100,11 +100,12 @@ def _later(model: Model, where: str, value: Any) -> dict[str, Any]:
     return {**data, "overrides": {**data.get("overrides", {}), "-1": {where: canonical(value)}}}
 
 
-def tried(case: Case) -> tuple[set[str], list[str]]:
-    """The fields that took another value, and the paths at which that changed nothing: no result, hash or diff."""
+def tried(case: Case, seed: str | None = None) -> tuple[set[str], list[str]]:
+    """The fields that took another value, and the paths at which that changed nothing: no result, hash or diff. With a
+    `seed` each takes one value."""
     before, known = effect(case.model), identity(case.model)
     reached, ignored = set(), []
-    for where, model in alterations(case):
+    for where, model in alterations(case, seed):
         if model == case.model:
             continue  # what was derived, written out
         reached.add(_kind(case, where))

@@ -119,9 +119,10 @@ def round_trips(case: Case) -> str:
     return "" if resolve(case.model) == case.model else "resolving it again changes it"
 
 
-def every_field_counts(case: Case) -> str:
-    """Another value of a field changes the identity, and outputs, initial values or gradients."""
-    reached, ignored = tried(case)
+def every_field_counts(case: Case, seed: str | None = None) -> str:
+    """Another value of a field changes the identity, and outputs, initial values or gradients. With a `seed` each field
+    takes one that is drawn."""
+    reached, ignored = tried(case, seed)
     if ignored:
         return f"accepted and ignored: {', '.join(dict.fromkeys(ignored))}"
     missing = choices(case) - reached if case.plain else set()

@@ -197,7 +197,7 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
 
 
 def _alterations(name: str, model: Model) -> Iterator[tuple[str, Model]]:
-    """Of every field one value, or with ARCHLAB_ALL all values; models draw different ones of the fields that they share."""
+    """Of every field one value, or with ARCHLAB_ALL all; models draw different ones of the fields that they share."""
     kinds = {spec.type if isinstance(spec, Family) else path for path, spec in walk(model)}
     return alterations(Case(name, model, tuple(kinds), plain=True), seed=None if ALL else name)
 
