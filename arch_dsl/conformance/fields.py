@@ -71,12 +71,15 @@ def alterations(case: Case, seed: str | None = None) -> Iterator[tuple[str, Mode
     as they must be alike.
     """
     most = None if case.plain else 2
-    for path, spec in walk(case.model):
+    parts = dict(walk(case.model))
+    for path, spec in parts.items():
         if (spec.type if isinstance(spec, Family) else path) not in case.tried:
             continue
         for name, item in fields_of(type(spec)).items():
             where = f"{path}.{name}" if path else name
-            places = {where, where.replace(".query.", ".key.")} if isinstance(spec, Rotary | RopeScaling) else {where}
+            turns = isinstance(spec, Rotary | RopeScaling)
+            keys = path.replace(".query.", ".key.") if turns else path
+            places = {where, f"{keys}.{name}"} if type(parts.get(keys)) is type(spec) and keys else {where}
             values = altered(item.annotation, getattr(spec, name))[:most]
             if seed is not None:
                 random.Random(f"{seed} {where}").shuffle(values)

@@ -42,7 +42,8 @@ Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
 UNSHARED = (
-    "differential_attention", "dual", "value_residual", "lower_bounded", "moe", "ngram_embedding", "rwkv7", "slstm",
+    "differential_attention", "dual", "value_residual", "lightning_indexer", "lower_bounded", "moe", "ngram_embedding",
+    "rwkv7", "slstm",
 )  # fmt: skip
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 CROSS: Data = {**ATTENTION, "type": "cross_attention"}
@@ -116,6 +117,11 @@ def _rotary(x: Data) -> Data:
     return _model({"attention": {**ATTENTION, "head_dim": 8, "query": [x], "key": [x]}})
 
 
+def _score(x: Data) -> Data:
+    latent = {"type": "latent_attention", "heads": 4, "kv_latent": 6, "query_latent": 5, "query_inner": ["rmsnorm"]}
+    return _model({"attention": {**(latent if x.get("queries") == "latent" else ATTENTION), "scores": [x]}})
+
+
 def _on_streams(fields: Data) -> Data:
     block = {"attention": {**ATTENTION, "pre": ["rmsnorm"]}, "ffn": {**FFN, "pre": ["rmsnorm"]}}
     return _model(block, final=["rmsnorm"], **fields)
@@ -130,7 +136,7 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     families.Position: lambda x: _model({"attention": ATTENTION}, embed=[x]),
     families.Rotary: _rotary,
     RopeScaling: lambda x: _rotary({"type": "rope", "scaling": x}),
-    families.Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
+    families.Score: _score,
     families.Weights: lambda x: _model({"attention": {**ATTENTION, "weights": x}}),
     families.Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
     families.Join: _join,

@@ -51,6 +51,13 @@ def read(rows: int = len(SOURCE)) -> Call:
 READ = read()
 
 
+def differentiate(module: LanguageModel) -> None:
+    """Leaves the gradients of the loss, and of those that a call holds, in the parameters."""
+    call = read()
+    loss = module.loss(TOKENS, TARGETS, call)
+    sum(call.losses.values(), loss).backward()
+
+
 def keeps_shape(case: Case) -> str:
     """Hidden states, logits and the loss have their shapes, and are finite in float32."""
     module = build(case.model, backend="auto", dtype=torch.float32)
@@ -63,7 +70,7 @@ def keeps_shape(case: Case) -> str:
 def gradients_reach_everything(case: Case) -> str:
     """Every parameter has a finite gradient."""
     module = build(case.model, backend="auto", dtype=torch.float32)
-    module.loss(TOKENS, TARGETS, READ).backward()
+    differentiate(module)
     gradients = {name: value.grad for name, value in module.named_parameters()}
     bad = [name for name, grad in gradients.items() if grad is None or not grad.isfinite().all()]
     return f"no finite gradient: {', '.join(bad)}" if bad else ""
@@ -145,7 +152,7 @@ def merged_products_agree(case: Case) -> str:
     if apart := _apart(one(TOKENS, READ), many(TOKENS, READ), 1e-10):
         return apart
     for module in (one, many):
-        module.loss(TOKENS, TARGETS, READ).backward()
+        differentiate(module)
     others = dict(many.named_parameters())
     for name, value in one.named_parameters():
         if apart := _apart(value.grad, others[name].grad, 1e-10):
@@ -237,7 +244,8 @@ def one_graph(model: Model) -> str:
     captured = torch.compile(module, fullgraph=True, backend="aot_eager")
     if apart := _apart(captured(TOKENS, read()), expected, 1e-5):
         return f"captured, {apart}"
-    captured(TOKENS, read()).sum().backward()
+    call = read()
+    sum(call.losses.values(), captured(TOKENS, call).sum()).backward()
     if lost := [name for name, value in module.named_parameters() if value.grad is None]:
         return f"captured, no gradient: {', '.join(lost)}"
     program = torch.export.export(module, (TOKENS, read()))

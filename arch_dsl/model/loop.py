@@ -18,6 +18,7 @@ from archlab.arch_dsl.tree.block import Block
 
 _REFUSED = {  # parts of looped layers, and why they cannot be there
     "moe": "tells its load and its losses once in a forward pass, and a loop uses it in every turn",
+    "lightning_indexer": "tells its loss once in a forward pass, and a loop uses it in every turn",
     "value_residual": "takes values of the first layer that has it, which in a loop are others in every turn",
     "residual_dual": "carries a second stream, which a loop does not",
     "deepnorm": "has a factor for the number of layers, and a loop applies more",

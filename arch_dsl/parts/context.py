@@ -34,10 +34,10 @@ class BuildContext:
     tensor is `[batch, time, width]`; `hidden` the width of the branch's input, which gates read; `depth` the index of
     the layer; `site` the name of the site; `logit_scale` what attention multiplies q k^T by; `documents` whether its
     mask keeps documents apart, `ahead` whether it may read later positions; `window` how many keys decoding holds, None
-    for all. `gain` scales the initial values of value, output and feed-forward maps (DeepNorm). `shared` holds what a
-    first layer owns for all others. `held` says that another node keeps the tensor here for the backward pass, and so
-    counts it. `source_tokens` is None where no encoder's stream can be read, else how many tokens of it a cost is
-    counted over.
+    for all; `query_latent` the width of what latent attention makes its queries of. `gain` scales the initial values of
+    value, output and feed-forward maps (DeepNorm). `shared` holds what a first layer owns for all others. `held` says
+    that another node keeps the tensor here for the backward pass, and so counts it. `source_tokens` is None where no
+    encoder's stream can be read, else how many tokens of it a cost is counted over.
     """
 
     d_model: int
@@ -54,6 +54,7 @@ class BuildContext:
     logit_scale: float = 1.0
     documents: bool = False
     window: int | None = None
+    query_latent: int | None = None
     ahead: bool = False
     gain: float = 1.0
     held: bool = False

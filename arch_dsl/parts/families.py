@@ -131,11 +131,20 @@ class Score(Primitive):
     fading: ClassVar[bool] = False  # whether it adds to no other key more than to the query's own
     of_pairs: ClassVar[bool] = False  # whether it is made of queries and keys, and so has gradients without parameters
     gapless: ClassVar[bool] = False  # whether a key that a query cannot read must be hidden from all later queries
+    hides: ClassVar[bool] = False  # whether it hides some keys and leaves the others as they are, without gradients
     share: Literal["none", "stack"] = added(default="none")
 
     def per_key(self, ctx: BuildContext) -> int:
         """How many numbers decoding keeps for it beside each key."""
         return 0
+
+    def pairs(self, tokens: int) -> int:
+        """How many (query, key) pairs of a sequence it leaves to a head."""
+        return tokens * tokens
+
+    def learned(self, ctx: BuildContext) -> bool:
+        """Whether what it adds has gradients."""
+        return self.kind == "bias" and not self.hides and bool(self.of_pairs or self.cost(ctx, 1).parameters)
 
 
 class Weights(Primitive):

@@ -23,6 +23,18 @@ def recent(call: Call, path: str, new: Tensor, most: int | None = None, what: st
     return whole
 
 
+def padding_of_keys(call: Call, path: str, own: Tensor, keys: int, most: int | None = None) -> Tensor | None:
+    """Which of all `keys` `[batch, keys]` nothing may read, held under `path` while decoding; None where none is.
+
+    `own` `[batch, time, …]` are the queries of this call, and `most` is how many keys are held.
+    """
+    if call.held is None or (call.padding is None and f"{path}.padding" not in call.held):
+        return call.padding
+    new = own.new_zeros(own.shape[:2], dtype=torch.bool) if call.padding is None else call.padding
+    whole = recent(call, path, new, most, ".padding")
+    return F.pad(whole, (keys - whole.shape[1], 0))
+
+
 def opens_document(call: Call, path: str) -> Tensor:
     """Whether a token's document is another than that of the token before it `[batch, time]`, also where decoding read
     that one before; False for the very first."""

@@ -100,11 +100,7 @@ def kept(spec: Any, ctx: BuildContext, tokens: int) -> int:
     if (
         copied
         or sizes.head_dim != sizes.value_dim
-        or any(item.kind == "sinks" or _learned(item, own) for item in spec.scores)
+        or any(item.kind == "sinks" or item.learned(own) for item in spec.scores)
     ):
         return 0
     return int(tokens * (widths["key"] + widths["value"]))
-
-
-def _learned(item: Any, ctx: BuildContext) -> bool:
-    return item.kind == "bias" and bool(item.of_pairs or item.cost(ctx, 1).parameters)

@@ -120,8 +120,7 @@ class MultiHead(Headed):
         heads, kv_heads, head_dim, value_dim = self.sizes()
         out, read = heads * value_dim, keys * kv_heads * (head_dim + value_dim)
         kinds = {item.kind for item in self.scores}
-        biases = [item for item in self.scores if item.kind == "bias"]
-        learned = any(item.of_pairs or item.cost(ctx, 1).parameters for item in biases)
+        learned = any(item.learned(ctx) for item in self.scores)
         vectors, squares = queries * (heads * head_dim + out), heads
         if (plain := kinds - {"bias"}) or pairs:
             squares *= 1 + len(plain)
@@ -131,7 +130,8 @@ class MultiHead(Headed):
             vectors += queries * keys // 4 if learned else 0  # the mask is a byte per pair
         else:
             vectors += read + queries * heads
-            squares = heads if kinds else masks
+            apart = any(item.kind == "bias" and not item.hides for item in self.scores)
+            squares = heads if apart else max(masks, len(kinds))
         return vectors + squares * (pairs or queries * keys)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

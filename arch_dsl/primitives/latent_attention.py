@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,9 @@ class LatentAttention(SelfAttention):
         found = super().grids()
         assert self.head_dim is not None
         return found | {name: (found[name][0], self.head_dim) for name in ("query", "key")}
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"query_latent": self.query_latent}
 
     def latents(self, ctx: BuildContext) -> dict[str, BuildContext]:
         """The contexts of the latents, by the sites that act on them."""
@@ -200,6 +203,7 @@ class _LatentAttention(SelfAttentionModule, of=LatentAttention):
             self.add_module(f"rotary_{name}", spec.rotary.build(place) if spec.rotary else _Unturned())
         self.keys_anew, self.values_anew = spec.anew("key"), spec.anew("value")
         self.rotary_dim = spec.rotary_dim
+        self.lends = any(getattr(item, "queries", "hidden") == "latent" for item in spec.scores)
 
     def reads(self) -> list[Linear]:
         late = [] if self.rotary_key_projection is None else [self.rotary_key_projection]
@@ -221,6 +225,8 @@ class _LatentAttention(SelfAttentionModule, of=LatentAttention):
             q_BTHD = self.queries(products, products, call)
         else:
             latent = self.query_inner(next(products), call, products)
+            if self.lends:
+                call.across["query_latent"] = latent
             q_BTHD = self.queries(iter(self.products(latent, self.query_maps())), products, call)
         k_BSKD, v_BSKD = self.expanded(self.kv_inner(next(products), call, products), products, call)
         if self.rotary_dim:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Mask, Weights
-from archlab.arch_dsl.parts.state import recent
+from archlab.arch_dsl.parts.state import padding_of_keys, recent
 from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from archlab.arch_dsl.primitives.masks import Causal
 from archlab.arch_dsl.primitives.weights import Softmax, Weighing
@@ -59,10 +57,14 @@ class SelfAttention(MultiHead):
         kept = self.kept(own, tokens, tokens + more, sizes.heads if by_head else int(masked), pairs) + drawn
         return Cost(
             flops_matmul=a_pair * tokens * (tokens + more),
-            flops_model=a_pair * (self.mask.pairs(tokens) + tokens * more),
+            flops_model=a_pair * (self.pairs(tokens) + tokens * more),
             activations=kept if self.softmax else self.kept_by_weights(tokens),
             cache=seen * (self.cached() + sum(item.per_key(own) for item in self.scores)),
         )
+
+    def pairs(self, tokens: int) -> int:
+        """How many (query, key) pairs the mask and the scores leave to a head."""
+        return min(self.mask.pairs(tokens), *(item.pairs(tokens) for item in self.scores), tokens * tokens)
 
     def kept_by_weights(self, tokens: int) -> int:
         """What attention keeps whose weights are no softmax, beside what these count themselves: queries, keys, values,
@@ -112,7 +114,7 @@ class SelfAttention(MultiHead):
         for index, item in enumerate(self.scores):
             where = f"{path}.scores.{index}"
             if item.gapless and gaps:
-                message = f"acts on all later queries, and {self.mask.type} shows a key to some of them alone"
+                message = f"has all later queries read a key, and {self.mask.type} shows it to some of them alone"
                 found.append(Problem(where, f"{item.type} {message}", item.mark()))
             elif not self.softmax and item.kind == "sinks":
                 message = f"is a logit of a softmax, and the weights are {self.weights.type}"
@@ -196,8 +198,4 @@ class SelfAttentionModule(MultiHeadModule):
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
         """Which of all keys `[batch, keys]` nothing may read; `own` `[batch, time, …]` are the queries of this call."""
-        if call.held is None or (call.padding is None and f"{self.path}.padding" not in call.held):
-            return call.padding
-        new = own.new_zeros(own.shape[:2], dtype=torch.bool) if call.padding is None else call.padding
-        whole = recent(call, self.path, new, self.window, ".padding")
-        return F.pad(whole, (keys.shape[1] - whole.shape[1], 0))
+        return padding_of_keys(call, self.path, own, keys.shape[1], self.window)

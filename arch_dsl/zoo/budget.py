@@ -16,6 +16,7 @@ from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.feedforward import FeedForward
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.latent_attention import LatentAttention
+from archlab.arch_dsl.primitives.lightning_indexer import LightningIndexer
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
 from archlab.arch_dsl.primitives.parallel import Parallel
@@ -140,6 +141,14 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
                 found[f"{where}.head_dim"] = head_dim
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
+            for item in branch.scores:
+                if isinstance(item, LightningIndexer):
+                    place, of_head = (
+                        f"{where}.scores.{item.type}",
+                        head_dim / (branch.head_dim or before // branch.heads),
+                    )
+                    found[f"{place}.heads"] = max(round(item.heads * heads / branch.heads), 1)
+                    found[f"{place}.head_dim"] = 4 * max(round(of_head * item.head_dim / 4), 1)
             if isinstance(branch, LatentAttention):
                 own = branch.replace(head_dim=branch.head_dim or before // branch.heads)
                 found |= {f"{where}.{name}": size for name, size in _latent(own, d_model / before, head_dim, budget)}

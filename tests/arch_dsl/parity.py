@@ -153,9 +153,9 @@ def errors(published: Published) -> tuple[float, float]:
     theirs.zero_grad()
     nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     ours.loss(TOKENS, targets, call_of(model)).backward()
-    mine = {name: value.grad for name, value in ours.named_parameters()}
+    mine = gradients_of(ours)
     gradients = export_tensors(_layout(published.layout), model, mine)
-    wanted = stored(theirs, {name: value.grad for name, value in theirs.named_parameters()})
+    wanted = stored(theirs, gradients_of(theirs))
     assert gradients.keys() == wanted.keys(), set(gradients) ^ set(wanted)
     # A gradient that is zero but for rounding (of a bias of keys, say) is measured by the others.
     floor = 1e-2 * max(float(value.abs().max()) for value in wanted.values())
@@ -164,6 +164,12 @@ def errors(published: Published) -> tuple[float, float]:
         for name, value in wanted.items()
     )
     return relative(ours(TOKENS, call_of(model)).detach(), logits.detach()), worst
+
+
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    """The gradient of every parameter, zero where the loss of tokens gives none, as to an indexer."""
+    named = module.named_parameters()
+    return {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in named}
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -216,6 +222,8 @@ def breaks(published: Published, changed: Model) -> bool:
 INERT = (
     (r"init\..*|.*\.(std|start|first|last|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
     (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
+    (r".*\.scores\.[0-9]+\.coefficient", "the weight of a loss of training alone"),
+    (r".*\.scores\.[0-9]+\.key\.[0-9]+\.over", "an indexer has keys of one head"),
     (r".*\.capacity", "bounds what experts serve while training alone"),
     (r"constraint", "acts on weights while they are trained"),
     (r".*\.documents", "acts where a call says which document a token is of"),

@@ -302,6 +302,8 @@ def latent(name: str, theta: float, factor: float, mscale: float, **choices: Any
         }
         rope = _yarn(theta, factor, 4096, mscale=mscale, mscale_all_dim=mscale)
         rope["rope_parameters"]["beta_fast"] = attention.rotary.scaling.beta_fast
+        for item in attention.scores:
+            sizes |= {"index_n_heads": item.heads, "index_head_dim": item.head_dim, "index_topk": item.top}
         limited = {"n_group": moe.groups, "topk_group": moe.group_top_k or moe.groups}
         if name == "DeepseekV2":
             limited["topk_method"] = "group_limited_greedy" if moe.groups > 1 else "greedy"
@@ -509,6 +511,7 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     ),
     "deepseek_v2": latent("DeepseekV2", 1e4, 40.0, 0.707),
     "deepseek_v3": latent("DeepseekV3", 1e4, 40.0, 1.0, num_mtp_layers=0),
+    "deepseek_v32": latent("DeepseekV32", 1e4, 40.0, 1.0),
     "kimi_k2": latent("DeepseekV3", 5e4, 32.0, 1.0, num_mtp_layers=0),
     "kimi_linear": kimi_linear,
     "mamba": mamba,

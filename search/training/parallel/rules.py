@@ -92,11 +92,15 @@ def _constraint(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
 
 
 def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
-    """Losses of routers that are no mean over targets."""
+    """Losses of routers and indexers that are no mean over targets."""
     if parallel.copies == 1:
         return
     name = _of_rows(parallel)
     for path, part in branches(model):
+        for score in getattr(part, "scores", ()):
+            if score.type == "lightning_indexer" and not recipe.objective.every:
+                told = f"{path}.scores has a loss over tokens, of which rows have unequally many"
+                yield name, f"{told} under {recipe.objective.type}"
         if part.type != "moe":
             continue
         balance = None if part.balance is None else part.balance.penalty
@@ -201,6 +205,9 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             yield "pipeline", f"{path}.kv: takes keys and values of a layer that another process may have"
         if branch.type == "moe":
             yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
+        for score in getattr(branch, "scores", ()):
+            if score.type == "lightning_indexer":
+                yield "pipeline", f"{path}.scores has a lightning_indexer, whose loss other processes would not see"
         for own, part in walk(branch):
             where = ".".join(filter(None, (path, own)))
             if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:

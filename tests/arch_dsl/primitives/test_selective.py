@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "prefix": ({"mask": "prefix"}, "scores.0: masks keys for later queries, and the mask reads ahead"),
     "strided": (
         {"mask": {"type": "strided", "stride": 3}},
-        "scores.0: selective acts on all later queries, and strided shows a key to some of them alone",
+        "scores.0: selective has all later queries read a key, and strided shows it to some of them alone",
     ),
     "another sequence": (
         {"type": "cross_attention"},

@@ -45,6 +45,9 @@ EXPERTS = {
 }
 
 
+INDEXER_EPS = 0.3  # enough that another value chooses other keys
+
+
 def theirs(name: str, **fields: Any) -> Any:
     """What makes a model of transformers whose biases of the choice are not 0, and norms of latents as the others."""
 
@@ -56,6 +59,8 @@ def theirs(name: str, **fields: Any) -> Any:
         for path, part in found.named_modules():
             if path.endswith("a_layernorm"):
                 part.variance_epsilon = NORM["eps"]  # type: ignore[assignment]
+            elif path.endswith("indexer.k_norm"):
+                part.eps = INDEXER_EPS  # type: ignore[assignment]
         for path, value in found.named_buffers():
             if path.endswith("e_score_correction_bias"):
                 value.copy_(0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(path))))
@@ -94,6 +99,17 @@ LOSS = {"type": "switch", "over": "sequence"}
 GROUPS = {"n_group": 3, "topk_group": 2}
 SIGMOID: dict[str, Any] = {"routing": "sigmoid", "balance": {"type": "bias", "auxiliary": LOSS}}
 V2 = {**LATENT, "rope_parameters": YARN, "num_key_value_heads": 4, "routed_scaling_factor": 1.5}
+INDEXER = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 9}
+HALF_TURNED = {**ROPE, "fraction": 0.5, "scaling": {**SCALING, "attention_factor": 1}}
+INDEX = {
+    "type": "lightning_indexer",
+    "heads": 16,
+    "head_dim": 32,
+    "top": 9,
+    "queries": "latent",
+    "query": [HALF_TURNED],
+    "key": [{"type": "layernorm", "eps": INDEXER_EPS}, HALF_TURNED],
+}
 GQA: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 12}
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
 
@@ -118,6 +134,13 @@ ALL = [
         spec(latent(), scale=1.5, groups=3, group_top_k=2, group_score="top2", **SIGMOID),
         "deepseek",
         "deepseek_v3",
+    ),
+    Published(
+        "deepseek_v32",
+        theirs("DeepseekV32", **V2, **GROUPS, **INDEXER, norm_topk_prob=True),
+        spec(latent(scores=[INDEX]), scale=1.5, groups=3, group_top_k=2, group_score="top2", **SIGMOID),
+        "deepseek",
+        "deepseek_v32",
     ),
     Published(
         "kimi_k2",

@@ -45,6 +45,7 @@ def test_it_holds_what_is_published():
         "decllm",
         "deepseek_v2",
         "deepseek_v3",
+        "deepseek_v32",
         "delta_net",
         "dots1",
         "falcon_40b",

@@ -16,6 +16,7 @@ from archlab.search.training.module import build_model
 from archlab.search.training.parallel.rules import problems
 from tests.search.gang_kit import LLAMA, RECIPE, Job, lines, make, run, run_together, weights, write_store
 
+INDEXER = {"type": "lightning_indexer", "heads": 2, "head_dim": 8}
 DATA, SHARD, TENSOR, PIPELINE = (Parallel(**{name: 2}) for name in ("data", "shard", "tensor", "pipeline"))
 
 
@@ -126,6 +127,18 @@ REFUSED = {
         "block.parallel.mlp.width: 5 channels",
     ),
     "experts in a pipeline": (PIPELINE, block(moe={}), {}, "pipeline: block.moe is moe, whose losses and loads"),
+    "an indexer in a pipeline": (
+        PIPELINE,
+        block({"scores": [INDEXER]}),
+        {},
+        "pipeline: block.attention.scores has a lightning_indexer, whose loss other processes would not see",
+    ),
+    "an indexer of rows with unequally many targets": (
+        Parallel(data=2),
+        block({"scores": [INDEXER]}),
+        {"objective": "prefix"},
+        "block.attention.scores has a loss over tokens, of which rows have unequally many under prefix",
+    ),
     "layers": (Parallel(pipeline=5), {}, {}, "pipeline: n_layers: 4 layers cannot be divided among 5 processes"),
     "prompt": (PIPELINE, {"prompt": 2}, {}, "pipeline: prompt: vectors before the tokens"),
     "a constraint": (
