@@ -13,6 +13,7 @@ from typing import Any
 
 from archlab.arch_dsl.catalogue.describe import allowed, first_line
 from archlab.arch_dsl.language.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
+from archlab.arch_dsl.model.depths import Depths
 from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.parts.families import Branch, Gate, Join, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.knobs import KNOBS
@@ -20,7 +21,7 @@ from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.arch_dsl.tree.knob import Knob
-from archlab.arch_dsl.tree.overrides import Overrides
+from archlab.arch_dsl.tree.overrides import LAYERS, Overrides
 
 Schema = dict[str, Any]
 
@@ -28,7 +29,6 @@ UNIT = r"^[0-9]+(\.[0-9]+)?[kMBT]$"
 PATH_STEP = r"[^.\s]+"
 NONE: Schema = {"const": "none"}
 ANYTHING: Schema = {}
-_LAYERS = r"^(-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?)(,(-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?))*$"
 _KINDS_OF_KNOBS: dict[str, tuple[type[Family], ...]] = {
     "norm": (Norm,),
     "join": (Join,),
@@ -46,7 +46,14 @@ class Writer:
 
     def __init__(self, own: Mapping[type, Callable[[Writer], Schema]] | None = None) -> None:
         self.definitions: dict[str, Schema] = {}
-        self.own = {Block: _block, Overrides: _overrides, Parallel: _parallel, Loop: _loop, **(own or {})}
+        self.own = {
+            Block: _block,
+            Overrides: _overrides,
+            Parallel: _parallel,
+            Loop: _loop,
+            Depths: _depths,
+            **(own or {}),
+        }
 
     def of(self, annotation: Any) -> Schema:
         """The schema of what an annotation asks for."""
@@ -286,6 +293,11 @@ def _loop(writer: Writer) -> Schema:
     return {"title": "loop", **either([writer.of(fields_of(Loop)["turns"].annotation), writer.record(Loop)])}
 
 
+def _depths(writer: Writer) -> Schema:
+    """The capacity, or a mapping."""
+    return {"title": "depths", **either([writer.of(fields_of(Depths)["capacity"].annotation), writer.record(Depths)])}
+
+
 def _overrides(_writer: Writer) -> Schema:
     """Slices of layers to patches."""
     return {
@@ -294,7 +306,7 @@ def _overrides(_writer: Writer) -> Schema:
         "anyOf": [
             {
                 "type": "object",
-                "propertyNames": {"pattern": _LAYERS},
+                "propertyNames": {"pattern": LAYERS},
                 "additionalProperties": {"type": "object", "propertyNames": {"pattern": rf"^block(\.{PATH_STEP})*$"}},
             },
             {"type": "null"},

@@ -203,6 +203,9 @@ def model_cases() -> Iterator[Case]:
     looped = {**whole_model(), "n_layers": 4, "overrides": {"2": {"block.ffn.width": 20}}}
     middle = {"turns": 3, "prelude": 1, "coda": 1, "inject": "concat"}
     yield Case("loop", load({**looped, "loop": middle}), (*tops, "loop"), plain=False)
+    rotated = {**ATTENTION, "pre": ["rmsnorm"], "query": ["rope"], "key": ["rope"]}
+    chosen = {**looped, "overrides": {}, "block": {**looped["block"], "attention": rotated}}
+    yield Case("depths", load({**chosen, "depths": 0.4}), (*tops, "depths"), plain=False)
     yield Case("encoder_decoder", load(whole_pair()), tops, plain=True)
     pair = whole_pair()
     crossed = {"cross_attention": {**CROSS, "query": ["rope"], "key": ["rope"]}, "ffn": FFN}

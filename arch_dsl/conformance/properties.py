@@ -183,8 +183,11 @@ def reads_in_pieces(case: Case) -> str:
 
 
 def holds_what_its_cost_says(case: Case) -> str:
-    """What decoding holds when tokens have been read has as many elements as the cost says."""
-    if _looks_ahead(case):
+    """What decoding holds when tokens have been read has as many elements as the cost says.
+
+    Not where routers choose the tokens whose keys are held: the cost says how many those are in training.
+    """
+    if _looks_ahead(case) or any(stack.depths for stack in case.model.stacks().values()):
         return ""
     module = build(case.model)
     for tokens in (1, LENGTH):

@@ -65,6 +65,8 @@ def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     yield from _site(stack.skips, "skips", shape, depth, _part(cost, "skips"))
     if stack.loop is not None:
         yield Line(depth, "loop", brief_text(canonical(stack.loop, brief=True)), shape, _part(cost, "loop"))
+    if stack.depths is not None:
+        yield Line(depth, "depths", brief_text(canonical(stack.depths, brief=True)), shape, Cost())
     layers = _part(cost, "stack")
     if len(layers.children) > 1:
         yield from _layers(stack, depth, layers)
@@ -90,6 +92,7 @@ def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
     alike = len({stack.turns_of(depth) for depth in range(stack.n_layers)}) == 1
     why = "of which the first shares something with all" if alike else "not all in the loop"
+    why = "of which some choose their tokens" if stack.depths else why
     why = "not all equal" if stack.overrides else why
     yield Line(depth, "block", f"{stack.n_layers} layers, {why}", "[B,T,D]", cost)
     blocks = stack.layers()

@@ -173,7 +173,7 @@ class DecoderModel(Model, Stack):
 
     order: ClassVar[tuple[str, ...]] = (
         "d_model", "n_layers", "block", "overrides", "vocab", "max_positions", "embedding", "embed", "unembedding",
-        "logits", "final", "prompt", "streams", "skips", "loop", "predict", "init",
+        "logits", "final", "prompt", "streams", "skips", "loop", "depths", "predict", "init",
     )  # fmt: skip
     predict: Prediction | None = added(default=None)
 

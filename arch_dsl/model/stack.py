@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, added, walk
+from archlab.arch_dsl.model.depths import ChosenBranches, Depths
 from archlab.arch_dsl.model.loop import Loop, LoopModule
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call
@@ -34,7 +35,8 @@ class Stack(Spec):
     `prompt` is how many learned vectors stand before the embeddings of the tokens, read by what may look back at them
     (arXiv:2104.08691, section 2); what the stack makes of them is dropped. `streams` are several residual streams in
     place of one. `skips` act on the stream before every layer, and mix in what stood there before an earlier one.
-    `loop` has layers applied several times: all, or those in the middle.
+    `loop` has layers applied several times: all, or those in the middle. `depths` has some layers applied to some
+    tokens alone.
     """
 
     title: ClassVar[str] = "stack"
@@ -47,6 +49,7 @@ class Stack(Spec):
     streams: Streams | None = added(default=None)
     skips: tuple[Skip, ...] = added(default=())
     loop: Loop | None = added(default=None)
+    depths: Depths | None = added(default=None)
 
     @property
     def effective_depth(self) -> int:
@@ -56,6 +59,10 @@ class Stack(Spec):
     def turns_of(self, depth: int) -> int:
         """How many times a layer is applied."""
         return 1 if self.loop is None else self.loop.turns_of(depth, self.n_layers)
+
+    def chooses(self, depth: int) -> bool:
+        """Whether a layer is applied to the tokens alone that its router chooses."""
+        return self.depths is not None and depth in layers_of(self.depths.layers, self.n_layers)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -119,6 +126,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
         return [*problems, *error.problems]
     if stack.loop is not None:
         problems += stack.loop.check(blocks, [name for name in ("skips", "predict") if getattr(stack, name, None)])
+    if stack.depths is not None:
+        problems += stack.depths.check(blocks, [name for name in ("loop", "streams") if getattr(stack, name)])
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))
@@ -187,7 +196,7 @@ class StackModule(nn.Module):
         self.reads_tokens, self.reads_embeddings = bool(reading(spec, "tokens")), bool(reading(spec, "embeddings"))
 
     def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
-        if spec.streams is None and not spec.skips and spec.loop is None:
+        if spec.streams is None and not spec.skips and spec.loop is None and spec.depths is None:
             fused.sums(self, self.block, ctx)
         elif spec.streams is None:  # what follows a layer is no norm, or not always the same
             for layer in self.block:
@@ -260,7 +269,12 @@ def _layers(spec: Stack, places: list[BuildContext]) -> Iterator[Branches]:
     """The layers, each at its place."""
     before = 0
     for block, place in zip(spec.layers(), places, strict=True):
-        yield Branches(block, place) if spec.streams is None else StreamBranches(block, place, spec.streams, before)
+        if spec.depths is not None and spec.chooses(place.depth):
+            yield ChosenBranches(block, place, spec.depths)
+        elif spec.streams is not None:
+            yield StreamBranches(block, place, spec.streams, before)
+        else:
+            yield Branches(block, place)
         before += len(block)
 
 

@@ -68,19 +68,18 @@ def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
 
 
 def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """All layers; equal ones are counted once, and once more where the first owns what the others share, or a loop has
-    some of them. One in a loop is counted with all its turns."""
-    found: dict[tuple[Block, bool, int], tuple[Cost, list[int]]] = {}
+    """All layers; equal ones are counted once, and once more where the first owns what the others share, a loop has
+    some of them, or some choose their tokens. One in a loop is counted with all its turns."""
+    found: dict[tuple[Block, bool, int, bool], tuple[Cost, list[int]]] = {}
     owned: dict[Block, bool] = {}  # whether a layer before owns what the block shares
     for depth, block in enumerate(stack.layers()):
-        again, turns = owned.get(block, False), stack.turns_of(depth)
-        if (block, again, turns) not in found:
+        again, turns, chooses = owned.get(block, False), stack.turns_of(depth), stack.chooses(depth)
+        if (block, again, turns, chooses) not in found:
             before = len(ctx.shared)
-            place = ctx.at(f"block.{depth}", depth=depth)
-            one = Cost.total({name: shared_cost(branch, place.at(name), tokens) for name, branch in block.items()})
-            found[block, again, turns] = (one.repeated(turns), [])
+            one = _layer_cost(stack, block, ctx.at(f"block.{depth}", depth=depth), tokens)
+            found[block, again, turns, chooses] = (one.repeated(turns), [])
             owned[block] = len(ctx.shared) > before or again
-        found[block, again, turns][1].append(depth)
+        found[block, again, turns, chooses][1].append(depth)
     parts = {}
     for one, depths in found.values():
         label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
@@ -89,3 +88,12 @@ def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
         ((label, part),) = parts.items()
         return dataclasses.replace(part, children={label: part.children["each"]})
     return Cost.total(parts)
+
+
+def _layer_cost(stack: Stack, block: Block, ctx: BuildContext, tokens: int) -> Cost:
+    """One layer: its branches, of the tokens that it chooses where it does, and its router."""
+    router: dict[str, Cost] = {}
+    if stack.depths is not None and stack.chooses(ctx.depth):
+        router = {"depths": stack.depths.cost(ctx, tokens)}
+        tokens = stack.depths.taken(tokens)
+    return Cost.total({name: shared_cost(branch, ctx.at(name), tokens) for name, branch in block.items()} | router)

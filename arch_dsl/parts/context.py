@@ -37,7 +37,8 @@ class BuildContext:
     for all; `query_latent` the width of what latent attention makes its queries of. `gain` scales the initial values of
     value, output and feed-forward maps (DeepNorm). `shared` holds what a first layer owns for all others. `held` says
     that another node keeps the tensor here for the backward pass, and so counts it. `source_tokens` is None where no
-    encoder's stream can be read, else how many tokens of it a cost is counted over.
+    encoder's stream can be read, else how many tokens of it a cost is counted over. `own_positions` says that positions
+    differ from sequence to sequence: `[batch, time]`.
     """
 
     d_model: int
@@ -59,6 +60,7 @@ class BuildContext:
     gain: float = 1.0
     held: bool = False
     source_tokens: int | None = None
+    own_positions: bool = False
     path: str = ""
     device: kernels.Device = dataclasses.field(default_factory=kernels.Device.current)
     dtype: torch.dtype = torch.float32
@@ -119,7 +121,8 @@ class State:
 class Call:
     """One forward call: what the modules may know besides the stream.
 
-    * `positions` `[time]` default to 0, 1, 2, …, or while decoding to those that follow what was read before.
+    * `positions` `[time]` default to 0, 1, 2, …, or while decoding to those that follow what was read before. In layers
+      that choose their tokens they are `[batch, time]`.
     * `documents` `[batch, time]` number the document of each token, for masks that keep documents apart; without them a
       row is one document.
     * `prefix` `[batch]`: how many tokens at the start of each row all read each other, for masks that have a prefix.
@@ -183,7 +186,7 @@ class Call:
         return dataclasses.replace(self, held=self.state.layers.setdefault(name, {}))
 
     def positions_of(self, length: int, device: torch.device) -> torch.Tensor:
-        """Integer positions `[time]` of the tokens of this call."""
+        """Integer positions `[time]` of the tokens of this call, or `[batch, time]` where they are given so."""
         if self.positions is not None:
             return self.positions
         if self.state is None:

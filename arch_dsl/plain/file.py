@@ -52,6 +52,8 @@ def to_python(spec: Model, title: str = "") -> str:
         raise Unexportable("a model with an encoder: only decoders are written down")
     if spec.prompt:
         raise Unexportable("a model with a learned prompt: only what reads tokens alone is written down")
+    if spec.depths:
+        raise Unexportable("a model with depths: a file has one set of positions for all rows")
     recorder = Recorder()
     with recorder:
         model = Decoder(spec, spec.context(backend="reference"))

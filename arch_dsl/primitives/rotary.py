@@ -66,7 +66,7 @@ class _Rope(Module, of=Rope):
         super().__init__(spec, ctx)
         self.dims, self.theta, self.scaling = spec.dims(ctx.width), spec.theta, spec.scaling
         self.pairs = spec.pairs
-        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs=spec.pairs)
+        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs=spec.pairs, rows=ctx.own_positions)
         whole = spec.scaling is not None and spec.scaling.by_length
         cos, sin = self._computed(torch.arange(0 if whole else ctx.max_positions or 0))
         self.register_buffer("cos", cos, persistent=False)
@@ -81,7 +81,7 @@ class _Rope(Module, of=Rope):
         """Whether the norm before it, whose path is `node`, is computed in the same pass."""
         if norm.per_head or norm.joined or norm.asked()["kind"] != "rms":
             return False
-        asked = {"pairs": self.pairs, "norm": "plain" if norm.weight is None else "weight"}
+        asked = {"pairs": self.pairs, "norm": "plain" if norm.weight is None else "weight", "rows": ctx.own_positions}
         call = fused.one_pass(ctx, node, "rotary", "that of rope after it", **asked)
         self.rotary = call or self.rotary
         return call is not None
@@ -92,7 +92,8 @@ class _Rope(Module, of=Rope):
         return self.rotary(x, cos, sin, self.pairs, norm.weight, norm.eps)
 
     def _tables(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """cos and sin `[time, dims / 2]`: from the tables for positions that the recipe trains on, else computed."""
+        """cos and sin `[time, dims / 2]`, or `[batch, time, dims / 2]` where rows have positions of their own: from the
+        tables for positions that the recipe trains on, else computed."""
         length = x.shape[1]
         if call.positions is None and call.state is None and length <= self.cos.shape[0]:
             return self.cos[:length], self.sin[:length]
@@ -140,7 +141,7 @@ class _XPos(Module, of=XPos):
         super().__init__(spec, ctx)
         self.theta, self.dims = spec.theta, ctx.width
         self.power = (1 if ctx.site == "query" else -1) / spec.scale_base
-        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs="interleaved")
+        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs="interleaved", rows=ctx.own_positions)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, heads, head_dim]
@@ -148,10 +149,10 @@ class _XPos(Module, of=XPos):
         turned = angles(positions, frequencies(self.theta, self.dims, x.device))
         channels = torch.arange(0, self.dims, 2, device=x.device, dtype=torch.float32) / self.dims
         base = (channels + _SHIFT) / (1 + _SHIFT)
-        factor = base ** (positions[:, None].float() * self.power)
+        factor = base ** (positions[..., None].float() * self.power)
         return self.rotary(x, factor * turned.cos(), factor * turned.sin(), "interleaved")
 
 
 def angles(positions: Tensor, per_position: Tensor) -> Tensor:
-    """`[time, dims / 2]` angles of positions `[time]`, in float32 at least."""
-    return positions[:, None].float() * per_position
+    """Angles `[..., dims / 2]` of positions `[...]`, in float32 at least."""
+    return positions[..., None].float() * per_position

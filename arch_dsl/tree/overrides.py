@@ -11,7 +11,26 @@ from archlab.arch_dsl.language.errors import Mark, Problem
 from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 
-_SLICE = re.compile(r"-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?")
+_SLICE = r"(-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?)"
+LAYERS = rf"^{_SLICE}(,{_SLICE})*$"  # a pattern of such numbers, for editors
+
+
+class LayersNotation:
+    """Numbers of layers in one text: `1::2`, `-1`, `0,5,9`."""
+
+    def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
+        """The text, or INVALID."""
+        text = str(node.value)
+        return text if names_layers(text) else refuse(problems, path, _no_layers(text), node.mark)
+
+    def words(self) -> str:
+        return "numbers of layers: 1::2, -1, 0,5,9"
+
+    def others(self, value: Any) -> list[Any]:
+        return [other for other in ("0", "0:", "1") if other != value]
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "pattern": LAYERS}, {"type": "integer"}]}
 
 
 class Overrides(Mapping[str, Node]):
@@ -71,9 +90,8 @@ class Overrides(Mapping[str, Node]):
         before = len(problems)
         for layers, patch in node.value.items():
             mark = node.key_marks.get(layers, patch.mark)
-            if not all(_SLICE.fullmatch(part.strip()) for part in layers.split(",")):
-                message = f"'{layers}' names no layers; write a number, a slice such as 1::2, or several with commas"
-                problems.append(Problem(path, message, mark))
+            if not names_layers(layers):
+                problems.append(Problem(path, _no_layers(layers), mark))
             if not isinstance(patch.value, dict) or not patch.value:
                 message = f"must be a mapping from paths to values, found {patch.kind}"
                 problems.append(Problem(f"{path}.{layers}", message, patch.mark or mark))
@@ -83,6 +101,15 @@ class Overrides(Mapping[str, Node]):
                     message = f"'{inner}' is not of a layer: a path here begins with block"
                     problems.append(Problem(f"{path}.{layers}", message, patch.key_marks.get(inner, mark)))
         return INVALID if len(problems) > before else cls(node.value, node.key_marks)
+
+
+def names_layers(text: str) -> bool:
+    """Whether a text is numbers or slices of layers."""
+    return all(re.fullmatch(_SLICE, part.strip()) for part in text.split(","))
+
+
+def _no_layers(text: str) -> str:
+    return f"'{text}' names no layers; write a number, a slice such as 1::2, or several with commas"
 
 
 def layers_of(text: str, n_layers: int) -> list[int]:

@@ -14,7 +14,8 @@ Pairs = Literal["half", "interleaved"]
 def rotary(
     x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """(a, b) -> (a cos - b sin, a sin + b cos) for x `[B, T, H, D]` and cos, sin `[T, R / 2]`, in the dtype of x.
+    """(a, b) -> (a cos - b sin, a sin + b cos) for x `[B, T, H, D]` and cos, sin `[T, R / 2]` or, with `rows`,
+    `[B, T, R / 2]`, in the dtype of x.
 
     RoPE (arXiv:2104.09864 eq. 34) of the first R channels; a is channel i and b channel i + R / 2, or with
     `interleaved` channels 2i and 2i + 1. With `eps` each head is normed before, x / sqrt(mean(x^2) + eps) * weight
@@ -26,7 +27,7 @@ def rotary(
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
     """The rotation alone, in the dtype that x, cos and sin have together."""
-    cos, sin = cos[:, None, :], sin[:, None, :]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     size = cos.shape[-1]
     if pairs == "half":
         a, b, rest = x.split([size, size, x.shape[-1] - 2 * size], dim=-1)

@@ -194,6 +194,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
     if model.loop is not None:
         yield "pipeline", "loop: a layer is applied again after layers that another process has"
+    if model.depths is not None:
+        yield "pipeline", "depths: routers have losses, which other processes would not see"
     for name in ("streams", "skips"):
         if getattr(model, name):
             yield "pipeline", f"{name}: layers hand on more than one stream"
