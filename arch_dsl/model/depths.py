@@ -26,8 +26,8 @@ NAME = "depths"  # of the router among the branches of a layer
 
 
 class Depths(Spec):
-    """x_i + r_i f_i(X) for the `capacity` of a sequence's tokens with the highest r_i = w^T x_i, and x_i for the others:
-    mixture of depths (arXiv:2404.02258, section 3).
+    """x_i + r_i f_i(X) for the tokens of a sequence with the highest r_i = w^T x_i, a share `capacity`, and x_i for the
+    others: mixture of depths (arXiv:2404.02258, section 3).
 
     X are the chosen tokens alone, at their positions of the sequence, and f is what the branches of a layer add to
     them. `layers` says which layers choose. So it is in training, where the choice looks at later tokens. Evaluation
