@@ -72,7 +72,8 @@ def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
         yield from _layers(stack, depth, layers)
     else:
         yield Line(depth, "block", f"x {stack.n_layers}", "[B,T,D]", layers)
-        yield from block_lines(stack.block, depth + 1, next(iter(layers.children.values()), Cost()))
+        one = next(iter(layers.children.values()), Cost())
+        yield from (*block_lines(stack.block, depth + 1, one), *_router(depth + 1, one))
     yield from _site(stack.final, "final", "[B,T,D]", depth, _part(cost, "final"))
 
 
@@ -99,7 +100,14 @@ def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     for name, part in cost.children.items():
         first = int(name.removeprefix("layers ").split(",")[0].split("-")[0])
         yield Line(depth + 1, name, "", "[B,T,D]", part)
-        yield from block_lines(blocks[first], depth + 2, _part(part, "each"))
+        one = _part(part, "each")
+        yield from (*block_lines(blocks[first], depth + 2, one), *_router(depth + 2, one))
+
+
+def _router(depth: int, layer: Cost) -> Iterator[Line]:
+    """The line of the router of a layer that chooses its tokens."""
+    if "depths" in layer.children:
+        yield Line(depth, "depths", "router", "[B,T]", layer.children["depths"])
 
 
 def block_lines(block: Block, depth: int, layer: Cost) -> Iterator[Line]:

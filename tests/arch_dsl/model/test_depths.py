@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
-from archlab import arch_dsl
+from archlab import arch_dsl, kernels
 from archlab.arch_dsl import Call, SpecError
 from archlab.arch_dsl.compiler.generation import generate
 from archlab.arch_dsl.inspection.slots import slots
+from archlab.arch_dsl.inspection.text_tree import tree
 from archlab.arch_dsl.model.depths import Depths
 from archlab.arch_dsl.parts.context import State
 from archlab.arch_dsl.plain import Unexportable, to_python
@@ -296,6 +297,27 @@ def test_an_encoder_and_a_decoder_can_each_have_it():
     held = dataclasses.replace(call, state=State())
     pieces = [module(TOKENS[:, t : t + 1], held) for t in range(TIME)]
     torch.testing.assert_close(torch.cat(pieces, 1), module(TOKENS, call), rtol=1e-9, atol=1e-9)
+
+
+def test_rotations_by_rows_run_without_the_kernel_that_has_one_table():
+    choices = arch_dsl.kernel_choices(load(model({"capacity": 0.5, "layers": "1"})), kernels.Device.parse("sm_90"))
+    found = {choice.path: choice.implementation for choice in choices if choice.op == "rotary"}
+    sites = ("query", "key")
+    assert found == {
+        f"block.{depth}.attention.{site}.rope": name for depth, name in enumerate(("triton", "torch")) for site in sites
+    }
+
+
+def test_a_learned_prompt_is_chosen_from_too():
+    module = build(load(model(0.5, prompt=3, max_positions=TIME + 3)))
+    state = State()
+    pieces = [module(piece, Call(state=state)) for piece in TOKENS.split([4, 1, 7], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), module(TOKENS), rtol=1e-9, atol=1e-9)
+
+
+def test_the_table_of_a_model_has_a_line_for_the_router():
+    lines = [line for line in tree(load(model(0.5))) if line.name == "depths"]
+    assert [(line.what, line.cost.parameters) for line in lines] == [("{capacity: 0.5}", 0), ("router", 16)]
 
 
 def test_a_plain_file_is_refused():
