@@ -349,7 +349,9 @@ def test_the_site_is_built_and_leads_to_every_page(tmp_path: Path) -> None:
     assert not [page for page in site.rglob("*.html") if loads.search(page.read_text())], "it is read without a network"
 
 
-MADE = "reference/primitives.md", "reference/zoo/models.md"  # lists of all there is
+MADE = tuple(
+    f"reference/{name}.md" for name in ("primitives", "parity", "zoo/certain", "zoo/models")
+)  # lists of all there is
 
 
 @every_page

@@ -8,7 +8,7 @@ from typing import Any
 from archlab.arch_dsl.model.model import Model
 from tests.arch_dsl.published_hybrids import HYBRIDS
 from tests.arch_dsl.published_kimi import as_ours as kimi_linear
-from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling
+from tests.arch_dsl.their_modules import GATED_DELTA, as_buffers, by_torch, modeling
 
 Facts = dict[str, Any]
 
@@ -333,6 +333,19 @@ def sigmoid_experts(name: str, **choices: Any) -> Callable[[Facts], Any]:
     return build
 
 
+def ernie4_5_moe(f: Facts) -> Any:
+    moe = f["experts of"]
+    fields = {
+        **_experts(),
+        **_rope(5e5),
+        "moe_intermediate_size": moe.width,
+        "moe_num_shared_experts": moe.shared // moe.width,
+        "moe_layer_start_index": f["every"] - 1,
+        "rms_norm_eps": 1e-5,
+    }
+    return as_buffers(modern("Ernie4_5_Moe", **fields)({**f, "width": f["dense"]}), "e_score_correction_bias")
+
+
 def mamba2(tied: bool) -> Callable[[Facts], Any]:
     def build(f: Facts) -> Any:
         from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -500,6 +513,8 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         use_qk_norm=lambda f: f["normed"],
         num_mtp_layers=0,
     ),
+    "ernie4_5": modern("Ernie4_5", **_rope(5e5), rms_norm_eps=1e-5),
+    "ernie4_5_moe": ernie4_5_moe,
     "dots1": sigmoid_experts("Dots1", **_rope(1e7), rms_norm_eps=1e-5),
     "qwen2_moe": modern(
         "Qwen2Moe",

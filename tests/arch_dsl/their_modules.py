@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from torch import nn
+
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
@@ -20,6 +22,14 @@ def by_torch(theirs: ModuleType, *rules: str) -> None:
     """Has a module compute some functions by torch, and not by kernels of a GPU that are installed."""
     for rule in rules:
         setattr(theirs, rule, inspect.unwrap(getattr(theirs, rule)))
+
+
+def as_buffers(theirs: nn.Module, name: str) -> nn.Module:
+    """Makes buffers of all parameters of a name that no gradient reaches, as other models hold them."""
+    for part in theirs.modules():
+        if name in part._parameters:
+            part.register_buffer(name, part._parameters.pop(name).data)  # type: ignore[union-attr]
+    return theirs
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from tests.arch_dsl.parity import (
     theirs_of,
     unexplained,
 )
-from tests.arch_dsl.zoo.test_parity_families import RAMP
+from tests.arch_dsl.their_modules import as_buffers
+from tests.arch_dsl.zoo.test_parity_families import RAMP, TURNED
 from tests.arch_dsl.zoo.test_parity_families import YARN as SCALING
 from tests.arch_dsl.zoo.test_parity_modern import NORM, ROPE, ROTATION, sizes
 
@@ -55,7 +56,7 @@ def theirs(name: str, **fields: Any) -> Any:
         import transformers
 
         config, model = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}ForCausalLM")
-        found: nn.Module = model(config(**sizes(**EXPERTS, **fields)))
+        found: nn.Module = as_buffers(model(config(**sizes(**EXPERTS, **fields))), "e_score_correction_bias")
         for path, part in found.named_modules():
             if path.endswith("a_layernorm"):
                 part.variance_epsilon = NORM["eps"]  # type: ignore[assignment]
@@ -87,12 +88,12 @@ def latent(**fields: Any) -> dict[str, Any]:
     }
 
 
-def spec(attention: dict[str, Any], **experts: Any) -> dict[str, Any]:
+def spec(attention: dict[str, Any], *, tied: bool = False, **experts: Any) -> dict[str, Any]:
     """Three layers, of which the last has experts."""
     moe = {"type": "moe", "experts": 6, "top_k": 3, "width": 24, "shared": 48, **experts}
     block = {"norm": NORM, "attention": attention, "dense": {"type": "swiglu", "width": 40}, "ffn": moe}
     overrides = {":2": {"block.ffn": None}, "2": {"block.dense": None}}
-    return {"d_model": 32, "n_layers": 3, "block": block, "overrides": overrides, "unembedding": {"tied": False}}
+    return {"d_model": 32, "n_layers": 3, "block": block, "overrides": overrides, "unembedding": {"tied": tied}}
 
 
 LOSS = {"type": "switch", "over": "sequence"}
@@ -112,6 +113,7 @@ INDEX = {
 }
 GQA: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 12}
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
+ERNIE = {"moe_layer_start_index": 2, "moe_num_shared_experts": 2}
 
 ALL = [
     Published(
@@ -174,6 +176,20 @@ ALL = [
         spec({**GQA, "kv_heads": 4, "qk_norm": NORM, "positional": ROPE}, scale=1.5, routing="sigmoid", balance="bias"),
         "glm4_moe",
         "dots1",
+    ),
+    Published(
+        "ernie4_5_moe",
+        theirs("Ernie4_5_Moe", **ERNIE, moe_num_experts=6, tie_word_embeddings=True),
+        spec({"heads": 4, "kv_heads": 2, "positional": TURNED}, tied=True, balance="bias"),
+        "ernie4_5_moe",
+        "ernie4_5_moe",
+    ),
+    Published(
+        "ernie4_5_moe-unshared",
+        theirs("Ernie4_5_Moe", **{**ERNIE, "moe_num_shared_experts": 0}, moe_num_experts=6, tie_word_embeddings=True),
+        spec({"heads": 4, "kv_heads": 2, "positional": TURNED}, tied=True, shared=0, balance="bias"),
+        "ernie4_5_moe",
+        "ernie4_5_moe/300b-a47b",
     ),
 ]
 

@@ -98,6 +98,7 @@ NEMOTRON["block"] |= {
 }
 GLM4 = spec({"head_dim": 12, "bias": ["query", "key", "value"], "positional": {**TURNED, "fraction": 0.5}})
 GLM4["block"]["norm"] = {**NORM, "placement": "sandwich"}
+ERNIE = spec({"head_dim": 12, "positional": TURNED}, unembedding={"tied": True})
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
 FACTORS = {
     "embedding_multiplier": 3.0,
@@ -189,6 +190,7 @@ ALL = [
         spread=1.0,
     ),
     Published("glm4", theirs("Glm4", head_dim=12, rope_parameters=HALF), GLM4, "glm4", "glm4"),
+    Published("ernie4_5", theirs("Ernie4_5", head_dim=12, tie_word_embeddings=True), ERNIE, "llama", "ernie4_5"),
 ]
 
 

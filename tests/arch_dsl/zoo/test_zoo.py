@@ -48,6 +48,8 @@ def test_it_holds_what_is_published():
         "deepseek_v32",
         "delta_net",
         "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
         "falcon_40b",
         "falcon_7b",
         "falcon_h1",
