@@ -256,6 +256,11 @@ def _kinds(f: Facts) -> list[str]:
     return ["sliding_attention" if (depth + 1) % f["every"] else "full_attention" for depth in range(f["layers"])]
 
 
+def _windows(f: Facts) -> bool:
+    """Whether any layer has one."""
+    return bool(f["window"] < 10**6)
+
+
 def _two_ropes(near: Facts, far: Facts) -> Facts:
     """Rotations of layers with windows, and of the others."""
     return {"rope_parameters": {"sliding_attention": near["rope_parameters"], "full_attention": far["rope_parameters"]}}
@@ -513,6 +518,14 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         use_qk_norm=lambda f: f["normed"],
         num_mtp_layers=0,
     ),
+    "exaone4": modern(
+        "Exaone4",
+        rope_parameters=_scaled_rope,
+        rms_norm_eps=1e-5,
+        sliding_window=lambda f: f["window"] if _windows(f) else None,
+        layer_types=lambda f: _kinds(f) if _windows(f) else ["full_attention"] * f["layers"],
+    ),
+    "seed_oss": modern("SeedOss", **_rope(1e7), attention_bias=lambda f: f["bias"]),
     "ernie4_5": modern("Ernie4_5", **_rope(5e5), rms_norm_eps=1e-5),
     "ernie4_5_moe": ernie4_5_moe,
     "dots1": sigmoid_experts("Dots1", **_rope(1e7), rms_norm_eps=1e-5),

@@ -20,7 +20,18 @@ from tests.arch_dsl.parity import (
     trials_of,
     unexplained,
 )
-from tests.arch_dsl.zoo.test_parity_modern import GEMMA2, GLU, NORM, OLMO2, OLMO2_NORM, ROPE, ROTATION, UNIT, spec
+from tests.arch_dsl.zoo.test_parity_modern import (
+    GEMMA2,
+    GLU,
+    LLAMA3,
+    NORM,
+    OLMO2,
+    OLMO2_NORM,
+    ROPE,
+    ROTATION,
+    UNIT,
+    spec,
+)
 from tests.arch_dsl.zoo.test_parity_modern import sizes as common
 
 WINDOW = {"type": "window", "size": 9}
@@ -98,6 +109,22 @@ NEMOTRON["block"] |= {
 }
 GLM4 = spec({"head_dim": 12, "bias": ["query", "key", "value"], "positional": {**TURNED, "fraction": 0.5}})
 GLM4["block"]["norm"] = {**NORM, "placement": "sandwich"}
+SLOWED = {**ROPE, "scaling": {"type": "llama3", "factor": 4.0, "original": 16}}
+BEHIND = {"heads": 4, "kv_heads": 2, "head_dim": 16, "query": [NORM, SLOWED], "key": [NORM, SLOWED], "post": [NORM]}
+EXAONE4: dict[str, Any] = {
+    **OLMO2,
+    "block": {"attention": BEHIND, "ffn": {**GLU, "post": [NORM]}},
+    "unembedding": {"tied": True},
+}
+EXAONE4_TURNS = {
+    **EXAONE4,
+    "n_layers": 4,
+    "unembedding": {"tied": False},
+    "block": {**EXAONE4["block"], "attention": {**BEHIND, "mask": WINDOW}},
+    "overrides": {"1::2": {"block.attention.mask": "causal", "block.attention.positional": None}},
+}
+LLAMA3_HEADS = {"head_dim": 16, "rope_parameters": {**ROTATION, **LLAMA3, "rope_type": "llama3", "factor": 4.0}}
+FULL = {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}
 ERNIE = spec({"head_dim": 12, "positional": TURNED}, unembedding={"tied": True})
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
 FACTORS = {
@@ -190,6 +217,15 @@ ALL = [
         spread=1.0,
     ),
     Published("glm4", theirs("Glm4", head_dim=12, rope_parameters=HALF), GLM4, "glm4", "glm4"),
+    Published("exaone4", theirs("Exaone4", **TURNS, **LLAMA3_HEADS), EXAONE4_TURNS, "olmo2", "exaone4"),
+    Published("exaone4-full", theirs("Exaone4", **FULL, **LLAMA3_HEADS), EXAONE4, "olmo2", "exaone4/1.2b"),
+    Published(
+        "seed_oss",
+        theirs("SeedOss", head_dim=12),
+        spec({"head_dim": 12, "bias": ["query", "key", "value"]}),
+        "llama",
+        "seed_oss",
+    ),
     Published("ernie4_5", theirs("Ernie4_5", head_dim=12, tie_word_embeddings=True), ERNIE, "llama", "ernie4_5"),
 ]
 
