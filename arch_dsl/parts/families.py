@@ -86,7 +86,7 @@ class Gate(Primitive):
 
 
 class Scale(Primitive):
-    """Maps every element by a function of it alone: a factor, a cap."""
+    """Maps every element by a function of it alone, or of it and its vector: a factor, a cap, a threshold."""
 
     noun: ClassVar[str] = "scale"
 
