@@ -277,8 +277,9 @@ def _streams_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     """Joins that several residual streams leave nothing to do."""
     if stack.streams is None:
         return
+    mixes = not stack.streams.of_layers
     for place in distinct([place for place in found if "." not in place.name]):
-        if _join(place).type != "add":
+        if mixes and _join(place).type != "add":
             message = f"must be add, as {stack.streams.type} streams mix the update in themselves"
             yield Problem(f"{place.path}.join", f"{message}; found {_join(place).type}", place.branch.mark("join"))
         if place.name == "streams":

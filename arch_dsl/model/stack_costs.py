@@ -43,12 +43,12 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
 
 
 def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """What mixing the residual streams costs, at all branches together."""
+    """What mixing the residual streams costs, at all branches or layers together."""
     if stack.streams is None:
         return Cost()
     one = stack.streams.cost(ctx, tokens)
-    layers = enumerate(stack.layers())
-    mixed = {str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers}
+    counts = [1 if stack.streams.of_layers else len(block) for block in stack.layers()]
+    mixed = {str(depth): one.times(count).repeated(stack.turns_of(depth)) for depth, count in enumerate(counts)}
     embeddings = tokens * ctx.d_model if reading(stack, "embeddings") else 0  # beside their copies
     return Cost.total(mixed).keeping(embeddings)
 

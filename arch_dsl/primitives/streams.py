@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,16 +23,16 @@ class Streams(Primitive):
     """Keeps n residual streams in place of one: all begin as the embeddings, and their sum is what `final` reads.
 
     A branch F has weights of its own, by which it reads the streams H `[n, d_model]`, mixes them and writes its update:
-    H <- R H + w^T F(r H) with r `[1, n]`, R `[n, n]` and w `[1, n]`. Its `join` is `add`, which this stands for. The
-    weights are made of the token's own streams, or with `dynamic: false` the same for all tokens.
+    H <- R H + w^T F(r H) with r `[1, n]`, R `[n, n]` and w `[1, n]`. Its `join` is `add`, which this stands for. With
+    `of_layers` F is instead what all branches of a layer add, one after another and each by its own join.
 
     The module's `forward(streams, call)` gives r, R and w `[..., n]`; the `depth` that it is built at is the number of
-    its branch.
+    its branch, or of its layer.
     """
 
     noun: ClassVar[str] = "stream connection"
+    of_layers: ClassVar[bool] = False
     n: Count = 4
-    dynamic: bool = True
 
     def mixing(self, tokens: int, d_model: int) -> Cost:
         """What reading, mixing and writing cost, the weights being there; they keep the streams and the update."""
@@ -40,12 +41,18 @@ class Streams(Primitive):
         return Cost(flops_matmul=flops, flops_model=flops, activations=elements + tokens * d_model)
 
     def first_read(self, depth: int) -> int:
-        """The stream that the branch of this number reads at first."""
+        """The stream that the branch, or the layer, of this number reads at first."""
         return depth % self.n
 
 
+class Connections(Streams):
+    """Streams whose weights are made of the token's own streams, or with `dynamic: false` the same for all tokens."""
+
+    dynamic: bool = True
+
+
 @Streams.register("hyper")
-class Hyper(Streams):
+class Hyper(Connections):
     """r = A_m^T, R = A_r^T, w = B with A = s_a tanh(norm(H) W_a) + S_a and B = s_b tanh(norm(H) W_b) + S_b:
     hyper-connections (arXiv:2409.19606, eq. 2 to 5 and 10 to 13; the code in its appendix J).
 
@@ -93,7 +100,7 @@ class _Hyper(Module, of=Hyper):
 
 
 @Streams.register("manifold")
-class Manifold(Streams):
+class Manifold(Connections):
     """r = sigmoid(P_r), R = Sinkhorn(P_R), w = 2 sigmoid(P_w) with P = a (rms(vec(H)) F) + b: manifold-constrained
     hyper-connections (mHC, arXiv:2512.24880, eq. 7 to 9).
 
@@ -161,6 +168,35 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     return rows[..., None] * matrix * columns[..., None, :]
 
 
+@Streams.register("altup")
+class AltUp(Streams):
+    """H <- P H + g^T (L(x) - x) with x = (P H)[k mod n], for layer k as a whole: alternating updates (AltUp,
+    arXiv:2301.13310, algorithm 1): a layer is applied to one stream, and the others are predicted and corrected.
+
+    P `[n, n]` and g `[n]` are numbers of each layer, without weight decay. They start as the identity and ones, which
+    the paper does not say: as a network with one residual stream, once a norm has taken the factor n from the sum.
+    That all streams begin as the embeddings is its Recycled-AltUp. Gemma 3n always applies layers to the first stream,
+    and makes P of it and g of the layer's result.
+    """
+
+    examples = ({}, {"n": 2})
+    of_layers: ClassVar[bool] = True
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        return self.mixing(tokens, ctx.d_model).keeping(0, parameters=self.n * (self.n + 1))
+
+
+class _AltUp(Module, of=AltUp):
+    def __init__(self, spec: AltUp, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.active = spec.first_read(ctx.depth)
+        self.predict = undecayed((spec.n, spec.n), equal_to(torch.eye(spec.n, device="cpu")))
+        self.correct = undecayed((spec.n,), constant(1.0))
+
+    def forward(self, streams: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        return self.predict[self.active], self.predict, self.correct
+
+
 class StreamBranches(Branches):
     """The branches of one layer on several streams `[batch, time, n, d_model]`."""
 
@@ -168,23 +204,48 @@ class StreamBranches(Branches):
         """`before` are the branches of the layers before this one."""
         super().__init__(block, ctx)
         places = {name: ctx.at(f"streams.{name}", depth=before + index) for index, name in enumerate(block)}
+        if spec.of_layers:
+            places = {"layer": ctx.at("streams.layer")}
+        self.of_layers = spec.of_layers
         self.streams = nn.ModuleDict({name: spec.build(place) for name, place in places.items()})
 
     def forward(self, streams: Tensor, call: Call) -> Tensor:
         call = call.layer(self.path)
         parts: list[Any] = list(self.children())[:-1]  # the last one is `streams`
-        for branch, mix in zip(parts, self.streams.values(), strict=True):
-            with torch.autocast(streams.device.type, enabled=False):  # which would round the streams
-                read, mixed, write = mix(streams, call)
-                stream = weighted(read[..., None, :], streams).squeeze(-2)
-                kept = weighted(mixed, streams)
-            update = branch.update(stream, call)
-            if call.watch is not None:
-                call.watch.tell("update", branch.path, call.padding, output=update)
-            streams = kept + write.to(kept.dtype)[..., None] * update[..., None, :]
+        if self.of_layers:
+            streams = _connected(self.streams["layer"], streams, partial(_added, parts, call), call)
+        else:
+            for branch, mix in zip(parts, self.streams.values(), strict=True):
+                streams = _connected(mix, streams, partial(_update, branch, call), call)
         if call.watch is not None:
             call.watch.tell("stream", self.path, call.padding, output=streams.sum(-2))
         return streams
+
+
+def _connected(mix: nn.Module, streams: Tensor, function: Callable[[Tensor], Tensor], call: Call) -> Tensor:
+    """R H + w^T F(r H)."""
+    with torch.autocast(streams.device.type, enabled=False):  # which would round the streams
+        read, mixed, write = mix(streams, call)
+        stream = weighted(read[..., None, :], streams).squeeze(-2)
+        kept = weighted(mixed, streams)
+    written: Tensor = kept + write.to(kept.dtype)[..., None] * function(stream)[..., None, :]
+    return written
+
+
+def _update(branch: Any, call: Call, stream: Tensor) -> Tensor:
+    """What a branch adds, told to who watches."""
+    update: Tensor = branch.update(stream, call)
+    if call.watch is not None:
+        call.watch.tell("update", branch.path, call.padding, output=update)
+    return update
+
+
+def _added(branches: list[Any], call: Call, stream: Tensor) -> Tensor:
+    """What the branches of a layer add, one after another."""
+    result = stream
+    for branch in branches:
+        result = branch(result, call)
+    return result - stream
 
 
 def weighted(weights: Tensor, streams: Tensor) -> Tensor:

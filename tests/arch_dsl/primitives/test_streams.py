@@ -109,6 +109,36 @@ def test_computes_what_the_paper_says(streams: dict[str, Any], weights_of: Any):
         torch.testing.assert_close(value.grad, other.grad, rtol=1e-8, atol=1e-10, msg=name)
 
 
+def by_layers(module: Any, tokens: Tensor, n: int) -> Tensor:
+    """Logits of alternating updates, block by block: arXiv:2301.13310, algorithm 1."""
+    blocks = [module.embedding[tokens] for _ in range(n)]
+    for depth, layer in enumerate(module.block):
+        scalars, active = layer.streams["layer"], depth % n
+        predicted = [sum(scalars.predict[i, j] * blocks[j] for j in range(n)) for i in range(n)]
+        computed = predicted[active]
+        for name in ("attention", "ffn"):
+            computed = computed + getattr(layer, name).update(computed, Call())
+        blocks = [predicted[i] + scalars.correct[i] * (computed - predicted[active]) for i in range(n)]
+    return module.logits(module.final(sum(blocks[1:], blocks[0]), Call(), iter(())))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_altup_computes_what_the_paper_says(n: int):
+    module, again = (build(load(model({"type": "altup", "n": n}, n_layers=3))) for _ in range(2))
+    logits, expected = module(TOKENS), by_layers(again, TOKENS, n)
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+    for found in (logits, expected):
+        torch.nn.functional.cross_entropy(found.flatten(0, 1), TARGETS.flatten()).backward()
+    for (name, value), other in zip(module.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(value.grad, other.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+def test_altup_leaves_a_layer_its_joins():
+    block = {name: {**branch, "pre": [], "join": "add_norm"} for name, branch in BLOCK.items()}
+    plain, several = (arch_dsl.compile(load(model(each, block=block))).double() for each in (None, "altup"))
+    torch.testing.assert_close(several(TOKENS), plain(TOKENS), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_manifold_is_that_of_deepseek_v4():
     """But for its eps on weights, which is no part of the paper; its matrix is the transpose of ours."""
@@ -131,7 +161,7 @@ def test_manifold_is_that_of_deepseek_v4():
     torch.testing.assert_close((got[0][..., None] * streams).sum(2), stream, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("streams", ["hyper", {"type": "hyper", "n": 3, "dynamic": False}, "manifold"])
+@pytest.mark.parametrize("streams", ["hyper", {"type": "hyper", "n": 3, "dynamic": False}, "manifold", "altup"])
 def test_begins_as_a_network_with_one_stream(streams: Any):
     plain, several = (arch_dsl.compile(load(model(each))).double() for each in (None, streams))
     shared = dict(several.named_parameters())
