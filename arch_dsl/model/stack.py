@@ -23,7 +23,7 @@ from archlab.arch_dsl.parts.layers import Site, normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
 from archlab.arch_dsl.primitives.skips import Skip
-from archlab.arch_dsl.primitives.streams import StreamBranches, Streams
+from archlab.arch_dsl.primitives.streams import StreamBranches, StreamLayer, Streams
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
 from archlab.arch_dsl.tree.overrides import Overrides, layers_of
@@ -268,11 +268,12 @@ class StackModule(nn.Module):
 def _layers(spec: Stack, places: list[BuildContext]) -> Iterator[Branches]:
     """The layers, each at its place."""
     before = 0
+    kind = StreamLayer if spec.streams is not None and spec.streams.of_layers else StreamBranches
     for block, place in zip(spec.layers(), places, strict=True):
         if spec.depths is not None and spec.chooses(place.depth):
             yield ChosenBranches(block, place, spec.depths)
         elif spec.streams is not None:
-            yield StreamBranches(block, place, spec.streams, before)
+            yield kind(block, place, spec.streams, before)
         else:
             yield Branches(block, place)
         before += len(block)

@@ -54,6 +54,6 @@ class _Laurel(SublayerModule, of=Laurel):
 
     def update(self, stream: Tensor, call: Call) -> Tensor:
         hidden = self.pre(stream, call, iter(()))
-        learned, *others = self.products(hidden, [self.input_projection, *self.post.projections()])
-        update = hidden + self.norm(self.output_projection(learned), call)
-        return self.post(update, call, iter(others))  # type: ignore[no-any-return]
+        products = iter(self.products(hidden, [self.input_projection, *self.post.projections()]))
+        update = hidden + self.norm(self.output_projection(next(products)), call)
+        return self.post(update, call, products)  # type: ignore[no-any-return]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -206,46 +205,41 @@ class StreamBranches(Branches):
         places = {name: ctx.at(f"streams.{name}", depth=before + index) for index, name in enumerate(block)}
         if spec.of_layers:
             places = {"layer": ctx.at("streams.layer")}
-        self.of_layers = spec.of_layers
         self.streams = nn.ModuleDict({name: spec.build(place) for name, place in places.items()})
 
     def forward(self, streams: Tensor, call: Call) -> Tensor:
         call = call.layer(self.path)
         parts: list[Any] = list(self.children())[:-1]  # the last one is `streams`
-        if self.of_layers:
-            streams = _connected(self.streams["layer"], streams, partial(_added, parts, call), call)
-        else:
-            for branch, mix in zip(parts, self.streams.values(), strict=True):
-                streams = _connected(mix, streams, partial(_update, branch, call), call)
+        for branch, mix in zip(parts, self.streams.values(), strict=True):
+            with torch.autocast(streams.device.type, enabled=False):  # which would round the streams
+                read, mixed, write = mix(streams, call)
+                stream = weighted(read[..., None, :], streams).squeeze(-2)
+                kept = weighted(mixed, streams)
+            update = branch.update(stream, call)
+            if call.watch is not None:
+                call.watch.tell("update", branch.path, call.padding, output=update)
+            streams = kept + write.to(kept.dtype)[..., None] * update[..., None, :]
         if call.watch is not None:
             call.watch.tell("stream", self.path, call.padding, output=streams.sum(-2))
         return streams
 
 
-def _connected(mix: nn.Module, streams: Tensor, function: Callable[[Tensor], Tensor], call: Call) -> Tensor:
-    """R H + w^T F(r H)."""
-    with torch.autocast(streams.device.type, enabled=False):  # which would round the streams
-        read, mixed, write = mix(streams, call)
-        stream = weighted(read[..., None, :], streams).squeeze(-2)
-        kept = weighted(mixed, streams)
-    written: Tensor = kept + write.to(kept.dtype)[..., None] * function(stream)[..., None, :]
-    return written
+class StreamLayer(StreamBranches):
+    """The same for connections of a layer as a whole."""
 
-
-def _update(branch: Any, call: Call, stream: Tensor) -> Tensor:
-    """What a branch adds, told to who watches."""
-    update: Tensor = branch.update(stream, call)
-    if call.watch is not None:
-        call.watch.tell("update", branch.path, call.padding, output=update)
-    return update
-
-
-def _added(branches: list[Any], call: Call, stream: Tensor) -> Tensor:
-    """What the branches of a layer add, one after another."""
-    result = stream
-    for branch in branches:
-        result = branch(result, call)
-    return result - stream
+    def forward(self, streams: Tensor, call: Call) -> Tensor:
+        call = call.layer(self.path)
+        with torch.autocast(streams.device.type, enabled=False):
+            read, mixed, write = self.streams["layer"](streams, call)
+            stream = weighted(read[..., None, :], streams).squeeze(-2)
+            kept = weighted(mixed, streams)
+        result = stream
+        for branch in list(self.children())[:-1]:
+            result = branch(result, call)
+        streams = kept + write.to(kept.dtype)[..., None] * (result - stream)[..., None, :]
+        if call.watch is not None:
+            call.watch.tell("stream", self.path, call.padding, output=streams.sum(-2))
+        return streams
 
 
 def weighted(weights: Tensor, streams: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def test_every_branch_takes_its_products_and_no_others(name, example):
             "rwkv4",
             "rwkv7",
             "channel_mix",
+            "laurel",
         )  # which do more with what the group reads than to map it
 
 
