@@ -31,7 +31,9 @@ class StatisticalTopK(Scale):
         logits = ctx.site == "logits"
         rows = tokens * (1 if logits or ctx.heads is None else ctx.heads)
         elements = tokens * ctx.vocab if logits else ctx.elements(tokens)
-        return Cost(activations=2 * elements + rows)  # x and the std for its gradient, and the result for relu's
+        # x and the std for its gradient, and the result for relu's, which what follows mostly keeps and counts itself
+        added = elements if ctx.site in ("post", "embed") else 0
+        return Cost(activations=elements + rows + added)
 
 
 class _StatisticalTopK(Module, of=StatisticalTopK):
