@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy  # its special is imported when it is used: an eighth of a second
 import torch
-from scipy.stats import t as student
 
 from archlab import arch_dsl
 from archlab.arch_dsl.compiler.width_transfer import Transfer, transferred
@@ -170,7 +170,7 @@ def _power(widths: Sequence[int], sizes: Sequence[Sequence[float]]) -> tuple[flo
     if np.min(sizes) <= 0:
         return 0.0, 0.0
     each = np.polyfit(np.log(widths), np.log(sizes), 1)[0]  # of every seed
-    half = float(student.ppf(LEVEL, len(each) - 1)) * float(each.std(ddof=1)) / math.sqrt(len(each))
+    half = float(scipy.special.stdtrit(len(each) - 1, LEVEL)) * float(each.std(ddof=1)) / math.sqrt(len(each))
     return float(each.mean()) - half, float(each.mean())
 
 

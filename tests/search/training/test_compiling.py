@@ -88,6 +88,38 @@ def test_only_training_on_whole_micro_batches_is_compiled(monkeypatch):
     assert list(model.state_dict()) == names
 
 
+FFN = {"type": "glu", "width": 32}
+ALIKE = {
+    "attention": {"norm": "rmsnorm", "attention": {"heads": 2, "positional": "rope"}, "ffn": FFN},
+    "forget gate": {"norm": "rmsnorm", "attention": {"heads": 2, "scores": "forget_gate"}, "ffn": FFN},
+    "documents": {"attention": {"heads": 2, "mask": {"type": "causal", "documents": True}}, "ffn": FFN},
+    "recurrence": {"mixer": {"type": "gated_delta_net", "heads": 2, "key": ["short_conv"]}, "ffn": FFN},
+    "shift": {"mixer": {"type": "rwkv4"}, "ffn": {"type": "channel_mix", "width": 32}},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ALIKE if kind != "shift"] + ["shift"]
+)
+def test_layers_that_are_alike_are_captured_once(kind, tmp_path, monkeypatch):
+    graphs, real = [], torch.compile
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: real(forward, backend=counted, **options))
+    torch.compiler.reset()
+    spec = load({**MODEL, "n_layers": 4, "block": ALIKE[kind]})
+    model = compile(resolve(spec, max_positions=16))
+    compile_blocks(model, 2)
+    tokens = torch.zeros(2, 9, dtype=torch.long)
+    with compiling({"compile": "blocks"}, tmp_path):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    torch.compiler.reset()
+    assert len(graphs) == 1
+
+
 def test_what_is_compiled_lies_in_a_folder_that_nobody_else_writes(tmp_path):
     own = private(tmp_path / FOLDER)
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
