@@ -25,6 +25,7 @@ from tests.search.study_kit import ROOT, until
 
 HERE = 250  # the number of this process in the lab
 TEMPORARY_BYTES = 400 * 2**20
+MOVED_CLOCK = Path(__file__).with_name("moved_clock")
 # Ray believes for a minute in a machine that does not answer; most scenarios have no minutes to wait.
 HASTY = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -156,6 +157,7 @@ class Ray:
         self.machines, self.head, self.folder = machines, machines[0], folder
         self.running: dict[str, subprocess.Popen] = {}
         self.own: dict[str, str] = dict(HASTY)
+        self.ahead_s: dict[str, float] = {}  # by machine, how far the clock is off that Python reads
         self.token = secrets.token_hex(32)
 
     @property
@@ -165,9 +167,13 @@ class Ray:
     def environment(self, machine: Machine) -> dict[str, str]:
         """What processes on a machine see: nothing for our own Ray, which a test before may have kept on loopback."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        paths = str(ROOT)
+        if machine.name in self.ahead_s:
+            paths = f"{MOVED_CLOCK}:{ROOT}"
+            ours["LAB_AHEAD_S"] = str(self.ahead_s[machine.name])
         return {
             **ours,
-            **{"PYTHONPATH": str(ROOT), "TMPDIR": str(machine.temporary), "STORM_STEP_S": "0.1"},
+            **{"PYTHONPATH": paths, "TMPDIR": str(machine.temporary), "STORM_STEP_S": "0.1"},
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             **{
                 "RAY_worker_niceness": "0",

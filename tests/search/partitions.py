@@ -37,6 +37,7 @@ KINDS = {
     "disk": "a machine's temporary disk is full",
     "head": "the head loses its power and comes back",
     "failover": "the database loses its power, and its standby leads",
+    "clock": "a machine starts again with a clock that is an hour off, and later with the right one",
 }
 SHORT = STUDY.replace("32k", "16k").replace("tune: {lr: [1e-3, 4e-3]}\n", "")
 END_S = 900.0  # guard: a scenario that takes longer hangs
@@ -106,7 +107,8 @@ class Scenario:
 
     def trains(self) -> bool:
         """Whether a trial trains where the fault will strike."""
-        places = {self.victim.name} if self.kind in ("seconds", "minutes", "deaf", "mute", "frozen", "disk") else None
+        struck = ("seconds", "minutes", "deaf", "mute", "frozen", "disk", "clock")
+        places = {self.victim.name} if self.kind in struck else None
         for path in self.root.glob("trials/*/*/attempt.json"):
             with suppress(OSError, ValueError):
                 host = read_attempt(path.parent).get("host")
@@ -156,6 +158,10 @@ class Scenario:
             case "failover":
                 self.lab.fail_over()
                 return 0.1
+            case "clock":
+                self.lab.ray.ahead_s[self.victim.name] = chance.choice([-3600.0, 3600.0])
+                self.lab.ray.kill(self.victim)
+                return chance.uniform(40.0, 70.0)
         raise AssertionError(self.kind)
 
     def pass_time(self, struck: bool) -> None:
@@ -172,6 +178,8 @@ class Scenario:
         self.lab.switch.heal()
         self.victim.free()
         self.lab.ray.signal(self.victim, signal.SIGCONT)
+        if self.lab.ray.ahead_s.pop(self.victim.name, None):
+            self.lab.ray.kill(self.victim)
 
     def see_complete(self) -> None:
         """Remembers what has a result by now; it must not be trained again."""
