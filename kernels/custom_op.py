@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch.autograd import forward_ad
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -74,6 +75,6 @@ def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., A
 
 
 def _watched() -> bool:
-    """Whether a mode looks at every call (counters of FLOPs, fake tensors), or functorch transforms it."""
+    """Whether a mode looks at every call (counters of FLOPs, fake tensors), or functorch or forward mode changes it."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    return modes > 0 or _functorch.peek_interpreter_stack() is not None
+    return modes > 0 or _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -24,6 +24,11 @@ class Balance(Primitive):
         """The member whose loss is added; None where there is none."""
         return self
 
+    @property
+    def reads_earlier(self) -> bool:
+        """Whether its loss depends on the step's micro-batches before."""
+        return True
+
     def loss(self, assigned: Tensor, shares: Tensor, kept: Tensor | None, earlier: Tensor | None) -> Tensor:
         """The weighted loss from the shares of each token's assignments and of the router's probability.
 
@@ -49,6 +54,10 @@ class Switch(Balance):
 
     coefficient: Positive = 0.01
     over: Literal["batch", "global_batch", "sequence"] = "batch"
+
+    @property
+    def reads_earlier(self) -> bool:
+        return self.over == "global_batch"
 
     def loss(self, assigned: Tensor, shares: Tensor, kept: Tensor | None, earlier: Tensor | None) -> Tensor:
         over = (1,) if self.over == "sequence" else (0, 1)

@@ -169,6 +169,7 @@ class _MoE(SublayerModule, of=MoE):
         self.groups, self.group_top_k = spec.groups, spec.group_top_k
         self.group_score = GROUP_SCORES[spec.group_score]
         self.penalty = None if spec.balance is None else spec.balance.penalty
+        self.reads_earlier = self.penalty is not None and self.penalty.reads_earlier
         self.router = Linear(ctx.d_model, spec.experts, std=ctx.std, bias=spec.router_bias)
         self.correction = None if spec.balance is None else spec.balance.correction(spec.experts, ctx)
         self.experts = Experts(spec, ctx)

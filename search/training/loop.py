@@ -26,7 +26,7 @@ from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedule_free import average, averaged
 from archlab.search.training.ends import Diverged, Interrupted, Paused
 from archlab.search.training.held_out import held_out, losses
-from archlab.search.training.passes import passes_of
+from archlab.search.training.passes import Graphed, passes_of
 from archlab.search.training.routers import health
 from archlab.search.training.team import ALONE, Noted, Sums, Team
 from archlab.search.trial import checkpoint
@@ -134,6 +134,8 @@ class Loop:
             if stop:
                 raise Interrupted(f"stopped after step {step + 1} of {recipe.steps}")
             journal.pulse()
+        if isinstance(self.passes, Graphed):
+            self.passes.release()  # the test that follows needs memory
 
     def update(self, step: int) -> None:
         """Optimizer step `step` of the stage. Nothing here waits for the device."""

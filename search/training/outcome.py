@@ -93,8 +93,11 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the tensors of this process on a CUDA device, or all of its resident memory on a CPU."""
+    """Bytes: what this process took of a CUDA device for tensors, or all of its resident memory on a CPU.
+
+    On CUDA what was reserved: of a graph's memory little counts as allocated once it is captured.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

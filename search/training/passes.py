@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ from archlab.search.training.held_out import autocast
 
 EAGER = "ARCHLAB_EAGER"  # a variable: anything but nothing has every step launched kernel by kernel
 MOST_GRAPHS = 2  # of a trial, as each holds the activations of a micro-batch
+RECENT = 4  # a shape that comes again within so many micro-batches is captured
 
 
 class Found(NamedTuple):
@@ -58,42 +62,65 @@ class Graph:
 
 
 class Graphed:
-    """The same passes, of which the first of its shapes is launched eagerly, the second captured and later ones
-    replayed: one launch instead of a thousand, of the same kernels, so with the same bits.
+    """The same passes, where micro-batches of one shape come again: launched eagerly first, then captured, and later
+    ones replayed: one launch instead of a thousand, of the same kernels, so with the same bits.
 
-    `refused` says why nothing is captured any more, where a device could not. A micro-batch that reads what earlier
-    ones of its step left, as routers may, is always eager.
+    `refused` says why nothing is captured any more, where a step waits for the device. Where a part of the model reads
+    what earlier micro-batches of a step left, or may as a plug-in, those after the first are eager.
     """
 
     def __init__(self, passes: Passes, model: nn.Module) -> None:
         self.passes, self.refused = passes, ""
         self.parameters = [x for x in model.parameters() if x.requires_grad]
         self.tensors = [*model.parameters(), *model.buffers()]
-        self.graphs: dict[object, Graph | None] = {}
+        self.looks_back = any(getattr(x, "reads_earlier", False) or not _known(x) for x in model.modules())
+        self.recent: deque[object] = deque(maxlen=RECENT)
+        self.graphs: dict[object, Graph] = {}  # the one that ran last is the last
 
     def __call__(self, tokens: Tensor, targets: Tensor, call: Call, share: float, source_share: float | None) -> Found:
         given = {"tokens": tokens, "targets": targets} | tensors_of(call)
         key = share, source_share, *((name, x.shape) for name, x in given.items())
-        new = key not in self.graphs
-        if self.refused or call.earlier or (new and len(self.graphs) == MOST_GRAPHS):
+        if call.earlier and self.looks_back:
             return self.passes(tokens, targets, call, share, source_share)
-        graph = self.graphs.setdefault(key, None)
-        if not new and (graph is None or graph.places != self.places()):
-            graph = self.graphs[key] = self.captured(given, call, share, source_share)
-        return self.passes(tokens, targets, call, share, source_share) if graph is None else replayed(graph, given)
+        graph = self.graphs.pop(key, None)
+        if graph is not None and graph.places != self.places():
+            graph = None
+        if graph is None and key in self.recent and not self.refused:
+            graph = self.captured(given, call, share, source_share)
+        self.recent.append(key)
+        if graph is None:
+            return self.passes(tokens, targets, call, share, source_share)
+        self.graphs[key] = graph
+        return replayed(graph, given)
+
+    def release(self) -> None:
+        """Gives the memory of all graphs back."""
+        self.graphs.clear()
+
+    def make_room(self) -> None:
+        """Gives up the graph that ran longest ago, where there is no room for another one."""
+        while len(self.graphs) >= MOST_GRAPHS:
+            del self.graphs[next(iter(self.graphs))]
 
     def places(self) -> list[int]:
         """Where parameters and buffers lie: a graph knows no other place."""
         return [x.data_ptr() for x in self.tensors]
 
     def captured(self, given: dict[str, Tensor], call: Call, share: float, source_share: float | None) -> Graph | None:
-        """The passes as a graph; nothing is computed yet. None where the device refuses."""
+        """The passes as a graph; nothing is computed yet. None where the device refuses.
+
+        They are rehearsed first, as a capture that fails because something waits leaves the device's generator unfit.
+        """
+        self.make_room()
         before = [x.grad for x in self.parameters]
         own = {name: x.clone() for name, x in given.items()}
         rest: dict[str, Any] = dict(own)
         tokens, targets = rest.pop("tokens"), rest.pop("targets")
         graph = torch.cuda.CUDAGraph()
         try:
+            put(self.parameters, [None] * len(before))
+            with torch.random.fork_rng([tokens.device]), nothing_waits():
+                self.passes(tokens, targets, replace(call, losses={}, measures={}, **rest), share, source_share)
             put(self.parameters, [None] * len(before))
             with torch.cuda.graph(graph):
                 found = self.passes(tokens, targets, replace(call, **rest), share, source_share)
@@ -105,6 +132,20 @@ class Graphed:
         finally:
             put(self.parameters, before)
         return Graph(graph, own, found, gradients, self.places())
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Inside it whatever makes the host wait for the GPU raises RuntimeError, as far as torch knows."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch does not know all
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
@@ -123,6 +164,11 @@ def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
             parameter.grad = fresh
     loss, added, measures = graph.found
     return Found(loss.clone(), *({name: x.clone() for name, x in part.items()} for part in (added, measures)))
+
+
+def _known(module: nn.Module) -> bool:
+    """Whether a module is archlab's or torch's own."""
+    return type(module).__module__.partition(".")[0] in ("archlab", "torch")
 
 
 def tensors_of(call: Call) -> dict[str, Tensor]:

@@ -96,6 +96,10 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     if parallel.copies == 1:
         return
     name = _of_rows(parallel)
+    for stack in model.stacks().values():
+        if stack.depths is not None and not recipe.objective.every:
+            told = "depths has a loss over tokens, of which rows have unequally many"
+            yield name, f"{told} under {recipe.objective.type}"
     for path, part in branches(model):
         for score in getattr(part, "scores", ()):
             if score.type == "lightning_indexer" and not recipe.objective.every:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archlab import arch_dsl
 from archlab.arch_dsl.parts.context import Call
 from archlab.search.training import passes
 from archlab.search.training.passes import Found, Graph, Graphed
@@ -37,6 +38,7 @@ class OnTheCpu(Graphed):
 
     def captured(self, given: dict[str, Tensor], call: Call, share: float, source_share: float | None) -> Graph | None:
         self.captures = getattr(self, "captures", 0) + 1
+        self.make_room()
         own, before = {name: x.clone() for name, x in given.items()}, [x.grad for x in self.parameters]
 
         def compute() -> tuple[Found, list[Tensor | None]]:
@@ -101,12 +103,33 @@ def test_results_outlive_the_next_replay() -> None:
     assert len(set(kept)) == 4
 
 
-def test_other_shapes_have_their_own_graph_and_too_many_none() -> None:
+def test_the_shapes_that_ran_last_have_graphs() -> None:
     model = Model()
     graphed = OnTheCpu(passes.eager(model, RECIPE, CPU), model)
     for rows in (2, 1, 3):
         run(graphed, model, batches(3, rows), 1)
-    assert graphed.captures == passes.MOST_GRAPHS == len(graphed.graphs)
+    assert graphed.captures == 3
+    assert [dict(key[2:])["tokens"][0] for key in graphed.graphs] == [1, 3]  # type: ignore[index]
+    run(graphed, model, batches(2, 1), 1)
+    assert graphed.captures == 3
+
+
+def test_a_shape_that_comes_back_late_is_not_captured() -> None:
+    model = Model()
+    graphed = OnTheCpu(passes.eager(model, RECIPE, CPU), model)
+    for rows in [*range(1, passes.RECENT + 2)] * 3:
+        run(graphed, model, batches(1, rows), 1)
+    assert not graphed.graphs
+
+
+def test_released_graphs_are_captured_again() -> None:
+    model = Model()
+    graphed = OnTheCpu(passes.eager(model, RECIPE, CPU), model)
+    first = run(graphed, model, batches(3), 1)
+    graphed.release()
+    assert not graphed.graphs
+    assert run(graphed, model, batches(3), 1) == first
+    assert graphed.captures == 2
 
 
 def test_a_parameter_that_lies_elsewhere_is_captured_again() -> None:
@@ -120,12 +143,27 @@ def test_a_parameter_that_lies_elsewhere_is_captured_again() -> None:
     assert graphed.captures == 2
 
 
-def test_what_earlier_micro_batches_left_is_read_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_reads_earlier_micro_batches_is_eager_after_the_first(reads: bool) -> None:
     model = Model()
     graphed = OnTheCpu(passes.eager(model, RECIPE, CPU), model)
+    assert graphed.looks_back, "as it may be a plug-in's"
+    graphed.looks_back = reads
     for tokens, targets in batches(3):
         graphed(tokens, targets, Call(earlier={"seen": torch.ones(())}), 1.0, None)
-    assert not graphed.graphs
+    assert len(graphed.graphs) == (not reads)
+
+
+@pytest.mark.parametrize(("over", "reads"), [("batch", False), ("sequence", False), ("global_batch", True)])
+def test_of_our_own_parts_balance_over_a_global_batch_reads_them(over: str, reads: bool) -> None:
+    experts = {"type": "moe", "experts": 4, "top_k": 2, "width": 8, "balance": {"type": "switch", "over": over}}
+    spec = arch_dsl.load({"d_model": 16, "n_layers": 1, "vocab": 19, "max_positions": 8, "block": {"ffn": experts}})
+    model = arch_dsl.compile(arch_dsl.resolve(spec))
+    assert Graphed(passes.eager(model, RECIPE, CPU), model).looks_back == reads
+
+
+def test_one_process_on_a_gpu_has_graphs_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
     monkeypatch.setenv(passes.EAGER, "1")
     assert not isinstance(passes.passes_of(model, RECIPE, torch.device("cuda"), alone=True), Graphed)
     monkeypatch.delenv(passes.EAGER)
