@@ -30,9 +30,9 @@ CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added u
 class LanguageModel(Constrained):
     """What both kinds of model share: a table of tokens at the input, logits and their loss at the output.
 
-    `choices` says which implementation every node got, and why; `built_for` for which kind of device, cpu or cuda.
-    `separator` is the token that opens a document, for masks that keep documents apart; where it is None and the call
-    numbers no documents, a row is one document.
+    `choices` says which implementation every node got, and why; `built_for` for which kind of device, "" where that
+    decided nothing. `separator` is the token that opens a document, for masks that keep documents apart; where it is
+    None and the call numbers no documents, a row is one document.
     """
 
     separator: int | None = None
@@ -57,7 +57,7 @@ class LanguageModel(Constrained):
         self.logit_form = logit_form(spec.logits, spec.d_model)
         self.linear_cross_entropy = self._chosen_loss(spec, ctx.at("loss"))
         self.choices: list[NodeChoice] = ctx.choices
-        self.built_for = ctx.device.kind
+        self.built_for = ctx.device.kind if ctx.backend == "auto" else ""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LanguageModel:
         """Behind `to`, `cuda`, `half` and the like."""

@@ -34,4 +34,4 @@ def warn_of_move(built_for: str, now: torch.device) -> None:
     if built_for == "cpu" and now.type == "cuda" and "moved" not in _WARNED:
         _WARNED.add("moved")
         message = "this model was compiled for the CPU and computes slowly on a GPU: say compile(..., device='cuda')"
-        warnings.warn(message, SlowerKernel, stacklevel=3)
+        warnings.warn(message, SlowerKernel, stacklevel=4)

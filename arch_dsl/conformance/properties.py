@@ -5,6 +5,7 @@ A function gives what is wrong, or '' where the property holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,7 @@ from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.tree.identity import canonical, dump
 
 Property = Callable[[Case], str]
+_TAUGHT_BESIDE = re.compile(r"\.lightning_indexer\.|\.depths\.(hidden|output)\.")
 ROUNDING = 1e-11  # of a product in float64 whose other rows are others, as those of an expert are
 
 
@@ -68,10 +70,12 @@ def keeps_shape(case: Case) -> str:
 
 
 def gradients_reach_everything(case: Case) -> str:
-    """Every parameter has a finite gradient."""
+    """Every parameter has a finite gradient: of the loss of tokens, or what only a loss beside it teaches, of that."""
     module = build(case.model, backend="auto", dtype=torch.float32)
+    module.loss(TOKENS, TARGETS, read()).backward()
+    gradients = {name: value.grad for name, value in module.named_parameters() if not _TAUGHT_BESIDE.search(name)}
     differentiate(module)
-    gradients = {name: value.grad for name, value in module.named_parameters()}
+    gradients |= {name: value.grad for name, value in module.named_parameters() if name not in gradients}
     bad = [name for name, grad in gradients.items() if grad is None or not grad.isfinite().all()]
     return f"no finite gradient: {', '.join(bad)}" if bad else ""
 

@@ -101,6 +101,8 @@ def _wrong(part: Any, chosen: bool) -> str:
         return ""
     if kind in ("value_residual", "residual_dual"):
         return f"is {kind}, which {_ACROSS}"
+    if kind == "native_sparse":
+        return "is native_sparse, which numbers blocks of all tokens"
     if getattr(part, "reads_tokens", False) or getattr(part, "reads_embeddings", False):
         return f"is {kind}, which looks up all tokens, and a layer here has the chosen ones"
     if getattr(part, "kind", "") == "bias":

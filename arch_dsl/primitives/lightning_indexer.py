@@ -128,7 +128,7 @@ class _LightningIndexer(Module, of=LightningIndexer):
         index_BTS = self.index(hidden.detach(), call)
         if self.top is not None and self.top < k.shape[1]:
             hides = hides | ~self.chosen(index_BTS.detach().masked_fill(hides, float("-inf")), self.top)
-        if call.held is None:
+        if call.held is None and torch.is_grad_enabled():
             probabilities = self.attended(q.detach(), k.detach(), hides)
             call.losses[f"{self.path}.loss"] = self.loss(index_BTS, probabilities, hides, call)
         return torch.zeros_like(hides, dtype=q.dtype).masked_fill(hides, float("-inf"))[:, None]
@@ -140,8 +140,9 @@ class _LightningIndexer(Module, of=LightningIndexer):
         k_BT1E = self.key(self.key_projection(hidden)[:, :, None], call, iter(()))
         k_BSE = at_least_float32(recent(call, self.path, k_BT1E[:, :, 0], self.window, ".key"))
         weights_BTI = at_least_float32(self.weight_projection(hidden)) * self.scale
-        products = (at_least_float32(q_BTIE).flatten(1, 2) @ k_BSE.mT).relu().unflatten(1, (-1, self.heads))
-        return (weights_BTI[:, :, None] @ products)[:, :, 0]  # type: ignore[no-any-return]
+        with torch.autocast(q_BTIE.device.type, enabled=False):
+            products = (at_least_float32(q_BTIE).flatten(1, 2) @ k_BSE.mT).relu().unflatten(1, (-1, self.heads))
+            return (weights_BTI[:, :, None] @ products)[:, :, 0]  # type: ignore[no-any-return]
 
     def chosen(self, index: Tensor, top: int) -> Tensor:
         """The `top` largest of each query `[B, T, S]`; of equal ones the first, however many keys follow."""

@@ -238,8 +238,8 @@ class _NativeSparse(SublayerModule, of=NativeSparse):
     def read(self, name: str, q: Tensor, pair: tuple[Tensor, Tensor], near: Tensor, call: Call) -> Tensor:
         """What queries `[B, K, G, T, D]` read of the keys of a branch that are `near`, in that shape."""
         most = self.window if name == "window" else None
-        k_BSKD = recent(call, f"{self.path}.{name}.key", pair[0], most)
-        v_BSKD = recent(call, f"{self.path}.{name}.value", pair[1], most)
+        k_BSKD = recent(call, self.path, pair[0], most, f".{name}.key")
+        v_BSKD = recent(call, self.path, pair[1], most, f".{name}.value")
         return mixed(weights(q, k_BSKD, near, self.scale), v_BSKD)
 
     def selected(self, probabilities: Tensor, at: Tensor, tokens: int, top: int) -> Tensor:
@@ -249,7 +249,8 @@ class _NativeSparse(SublayerModule, of=NativeSparse):
         stretches = torch.arange(-(-tokens // size), device=device)
         first, last = stretches * size, stretches * size + size
         shared = torch.minimum(starts + self.block, last) - torch.maximum(starts, first)
-        scores = probabilities @ (shared.clamp(min=0) // self.stride).to(probabilities.dtype)
+        with torch.autocast(device.type, enabled=False):
+            scores = probabilities @ (shared.clamp(min=0) // self.stride).to(probabilities.dtype)
         here = at // size
         scores = scores.masked_fill((stretches == 0) | (here - stretches <= 1), float("inf"))
         scores = scores.masked_fill(stretches > here, float("-inf"))
@@ -275,15 +276,14 @@ class _Compression(nn.Module):
 
         Decoding holds them, and the tokens from the first block on that is not whole yet.
         """
-        whole = recent(call, f"{self.path}.tokens", x)
+        whole = recent(call, self.path, x, what=".tokens")
         count = max((whole.shape[1] - self.block) // self.stride + 1, 0)
         long = F.pad(whole, (0, 0, 0, 0, 0, max(self.block - whole.shape[1], 0)))
         blocks = long.unfold(1, self.block, self.stride)[:, :count].transpose(-1, -2)
         made = self.output_projection(self.input_projection((blocks + self.places).flatten(-2)).relu())
         if call.held is not None:
             call.held[f"{self.path}.tokens"] = whole[:, count * self.stride :].clone()
-        found: Tensor = recent(call, f"{self.path}.blocks", made)
-        return found
+        return recent(call, self.path, made, what=".blocks")
 
 
 def weights(q: Tensor, k: Tensor, near: Tensor, scale: float) -> Tensor:

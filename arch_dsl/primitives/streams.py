@@ -172,8 +172,9 @@ class AltUp(Streams):
     """H <- P H + g^T (L(x) - x) with x = (P H)[k mod n], for layer k as a whole: alternating updates (AltUp,
     arXiv:2301.13310, algorithm 1): a layer is applied to one stream, and the others are predicted and corrected.
 
-    P `[n, n]` and g `[n]` are numbers of each layer, without weight decay. Here they start as the identity and ones: as
-    a network with one residual stream, once a norm has taken the factor n from the sum.
+    L reads the predicted stream, as in Gemma 3n; the paper's L reads the stream as it was, which is the same while P is
+    the identity. P `[n, n]` and g `[n]` are numbers of each layer, without weight decay. Here they start as the
+    identity and ones: as a network with one residual stream, once a norm has taken the factor n from the sum.
     That all streams begin as the embeddings is its Recycled-AltUp. Gemma 3n always applies layers to the first stream,
     and makes P of it and g of the layer's result.
     """

@@ -215,3 +215,20 @@ def test_refuses_what_makes_no_sense(name: str):
     attention = {"type": "attention", "heads": 4, "scores": [INDEXER], **fields}
     with pytest.raises(SpecError, match=message):
         load({"d_model": 16, "n_layers": 2, "vocab": 19, "max_positions": 12, "block": {"attention": attention}})
+
+
+def test_it_scores_in_float32_under_autocast(x: Tensor) -> None:
+    """Rounded scores are often equal, and of equal ones the first keys would be read."""
+    module = branch(INDEXER).float()
+    hidden = x.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        index = indexer_of(module).index(hidden, Call())
+    assert index.dtype == torch.float32
+    assert not torch.equal(index, index.bfloat16().float())
+
+
+def test_the_loss_of_an_indexer_is_left_out_where_nothing_is_trained(x: Tensor) -> None:
+    module, call = branch(INDEXER), Call()
+    with torch.no_grad():
+        module(x, call)
+    assert not call.losses

@@ -139,6 +139,12 @@ REFUSED = {
         {"objective": "prefix"},
         "block.attention.scores has a loss over tokens, of which rows have unequally many under prefix",
     ),
+    "chosen tokens of rows with unequally many targets": (
+        Parallel(data=2),
+        {"depths": 0.5},
+        {"objective": "prefix"},
+        "depths has a loss over tokens, of which rows have unequally many under prefix",
+    ),
     "layers": (Parallel(pipeline=5), {}, {}, "pipeline: n_layers: 4 layers cannot be divided among 5 processes"),
     "prompt": (PIPELINE, {"prompt": 2}, {}, "pipeline: prompt: vectors before the tokens"),
     "a constraint": (
