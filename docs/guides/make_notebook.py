@@ -143,8 +143,9 @@ def run(made: NotebookNode) -> None:
     """Runs all cells in an empty folder with a store of its own. Raises CellExecutionError where one fails."""
     root = Path(__file__).resolve().parents[2]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models are no faster on more, and slow where others compute
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(made, timeout=300, resources={"metadata": {"path": folder}}).execute()
+        NotebookClient(made, timeout=900, resources={"metadata": {"path": folder}}).execute()
         _clean(made, folder)
 
 

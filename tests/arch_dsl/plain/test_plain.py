@@ -164,13 +164,14 @@ def models(often: bool) -> dict[str, Model]:
     """Primitives as they are by default, models whose layers differ, and some of the zoo in its tiny size.
 
     Not `often`: the other starting points of primitives, two thirds of the first ones, and the other models of the zoo.
+    Models with `depths` are refused (tests/arch_dsl/model/test_depths.py).
     """
     found = {
         f"case_{number}": case.model
         for number, case in enumerate(cases())
         if (case.id in REACHING or (case.plain and number % 3 == 0)) == often
     }
-    found = {name: model for name, model in found.items() if isinstance(model, DecoderModel)}
+    found = {name: model for name, model in found.items() if isinstance(model, DecoderModel) and not model.depths}
     if often:
         found |= layered_models()
     tiny = {f"zoo_{name}": arch_dsl.resolve(zoo.load(name, "tiny")) for name in zoo.names() if (name in OFTEN) == often}
