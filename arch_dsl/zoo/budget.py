@@ -143,12 +143,9 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
             for item in branch.scores:
                 if isinstance(item, LightningIndexer):
-                    place, of_head = (
-                        f"{where}.scores.{item.type}",
-                        head_dim / (branch.head_dim or before // branch.heads),
-                    )
+                    place, of_head = f"{where}.scores.{item.type}", branch.head_dim or before // branch.heads
                     found[f"{place}.heads"] = max(round(item.heads * heads / branch.heads), 1)
-                    found[f"{place}.head_dim"] = 4 * max(round(of_head * item.head_dim / 4), 1)
+                    found[f"{place}.head_dim"] = 4 * max(round(item.head_dim * head_dim / of_head / 4), 1)
             if isinstance(branch, LatentAttention):
                 own = branch.replace(head_dim=branch.head_dim or before // branch.heads)
                 found |= {f"{where}.{name}": size for name, size in _latent(own, d_model / before, head_dim, budget)}

@@ -96,23 +96,19 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     if parallel.copies == 1:
         return
     name = _of_rows(parallel)
-    for stack in model.stacks().values():
-        if stack.depths is not None and not recipe.objective.every:
-            told = "depths has a loss over tokens, of which rows have unequally many"
-            yield name, f"{told} under {recipe.objective.type}"
+    uneven = f"over tokens, of which rows have unequally many under {recipe.objective.type}"
+    if not recipe.objective.every and any(stack.depths for stack in model.stacks().values()):
+        yield name, f"depths has a loss {uneven}"
     for path, part in branches(model):
-        for score in getattr(part, "scores", ()):
-            if score.type == "lightning_indexer" and not recipe.objective.every:
-                told = f"{path}.scores has a loss over tokens, of which rows have unequally many"
-                yield name, f"{told} under {recipe.objective.type}"
+        if not recipe.objective.every and any(x.type == "lightning_indexer" for x in getattr(part, "scores", ())):
+            yield name, f"{path}.scores has a loss {uneven}"
         if part.type != "moe":
             continue
         balance = None if part.balance is None else part.balance.penalty
         if balance is not None and getattr(balance, "over", "batch") != "sequence":
             yield name, f"{path}.balance is over a whole batch, whose rows are divided; set `over: sequence`"
         elif (balance is not None or part.z_loss) and not recipe.objective.every:
-            told = f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}"
-            yield name, told
+            yield name, f"{path} has losses {uneven}"
 
 
 def _heads(parallel: Parallel, model: Model, recipe: Recipe) -> Found:

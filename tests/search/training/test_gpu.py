@@ -1,8 +1,5 @@
 """Training steps of the whole zoo on a CUDA device: by kernels and by formulas, without waiting, and compiled."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from archlab.arch_dsl.parts.layers import after_step
 from archlab.search.hardware.determinism import deterministic
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.compiling import compile_blocks, compiled_into
-from archlab.search.training.passes import Found, Graphed, Passes, eager
+from archlab.search.training.passes import Found, Graphed, Passes, eager, nothing_waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,19 +74,6 @@ def apart(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     assert found.keys() == wanted.keys()
     between = sum(float((found[name] - x).square().sum()) for name, x in wanted.items())
     return (between / sum(float(x.square().sum()) for x in wanted.values())) ** 0.5
-
-
-@contextmanager
-def nothing_waits() -> Iterator[None]:
-    """Inside it whatever makes the host wait for the device is an error."""
-    torch.cuda.synchronize()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that torch does not find all of them yet
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", zoo.names())
