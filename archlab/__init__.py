@@ -7,6 +7,7 @@
     archlab.plan(study).frame()     # what would run: a row for each variant; trains nothing
     archlab.calibrate(study)        # finds the recipe that suits its model, text and time
     archlab.run(study)              # trains what is missing
+    archlab.challenge(study, ideas) # holds changes against its champion, and keeps what is better
     archlab.compare(study).table    # the table as a data frame
     print(archlab.report(study))    # the table as `archlab report` prints it
     archlab.figures(study)          # its figures; a notebook shows them
@@ -20,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archlab.api import calibrate, compare, figures, load_study, plan, report, run, show
+    from archlab.api import calibrate, challenge, compare, figures, load_study, plan, report, run, show
     from archlab.arch_dsl import (
         Call,
         Model,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         zoo,
     )
 
-_STUDIES = ("calibrate", "compare", "figures", "load_study", "plan", "report", "run", "show")
+_STUDIES = ("calibrate", "challenge", "compare", "figures", "load_study", "plan", "report", "run", "show")
 _MODELS = (
     "Call",
     "Model",
@@ -59,6 +60,7 @@ __all__ = [
     "Model",
     "SpecError",
     "calibrate",
+    "challenge",
     "compare",
     "compile",
     "cost",

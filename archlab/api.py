@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.arch_dsl import Model, load
 from archlab.search.calibration.calibrate import calibrate
+from archlab.search.challenge.referee import challenge
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.models.find import model_alone
 from archlab.search.models.print_model import Shown, variant_of
@@ -30,7 +31,7 @@ from archlab.tables import send
 if TYPE_CHECKING:  # with matplotlib
     from archlab.dashboards.paper.drawing import Drawings
 
-__all__ = ["calibrate", "compare", "figures", "load_study", "plan", "report", "run", "show"]
+__all__ = ["calibrate", "challenge", "compare", "figures", "load_study", "plan", "report", "run", "show"]
 
 
 def plan(study: Study | str | Path, store: str | Path | None = None, *, allow_plugins: bool = False) -> Plan:

@@ -15,7 +15,7 @@ from archlab.cli.arguments import escaped, is_text
 from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
-_TRAINING = ("calibrate", "plan", "run")  # what a mistake keeps from training
+_TRAINING = ("calibrate", "challenge", "plan", "run")  # what a mistake keeps from training
 
 
 @contextmanager

@@ -152,6 +152,11 @@ def section_report(comparison: Comparison, key: str) -> str:
     return text(Page(printable(comparison.study), printable(comparison.question), blocks, [], notes, "", []))
 
 
+def as_text(page: Page) -> str:
+    """Any page for a terminal."""
+    return text(page)
+
+
 def _by_domain(comparison: Comparison) -> Block:
     """The test perplexity of each variant in each domain of a mixture."""
     frame = comparison.domains.pivot(index="variant", columns="domain", values="perplexity")

@@ -137,6 +137,12 @@ def parse_study(node: Node) -> Study:
     return study
 
 
+def check(study: Study) -> None:
+    """Raises SpecError with what a study gets wrong that was made of another one."""
+    if problems := [*problems_in(study)]:
+        raise SpecError(problems)
+
+
 def _others(node: Node, problems: list[Problem]) -> tuple[tuple[Section, ...], Node]:
     """The sections of a study's node that are no fields of Study, and the node without them."""
     assert isinstance(node.value, dict)

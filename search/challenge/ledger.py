@@ -1,0 +1,168 @@
+"""The ledger of a study: who was champion, which challengers were tried against whom, and what came of it.
+
+The store remembers it, whole after every verdict. A baseline with another model, text or recipe begins another ledger:
+nothing that was tried before says anything of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.tree.paths import is_edit
+from archlab.search.statistics.contrast import Floats
+from archlab.search.store.store import Store, StoreRefused
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.patches import Patch
+
+KIND = "challenge"
+KEPT = "better"
+Losses = list[float | None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One challenger and its verdict: better (it is the champion from then on), worse, equivalent, hopeless (more
+    seeds would not make it better), undecided (no more seeds), diverged, failed, or impossible on top of the champion
+    that it met, for a `reason`.
+
+    `changes` are a list of component names and mappings of paths, `against` the champion's name. `difference` is the
+    mean paired validation loss in nats per token, `half_width` that of its interval at `level`; `test` the difference
+    on the test set, which is looked at when a challenger is kept and never before. `near` names earlier ones that
+    change the same. `trials` were trained for it.
+    """
+
+    number: int
+    name: str
+    changes: list[Any]
+    against: str
+    verdict: str
+    seeds: int
+    level: float
+    difference: float | None = None
+    half_width: float | None = None
+    test: float | None = None
+    near: list[str] = field(default_factory=list)
+    trials: int = 0
+    reason: str = ""
+
+
+@dataclass
+class Ledger:
+    """`rows` has the validation losses of every variant by seed, under the identity of its trials; `base` is that of
+    the study's baseline, which is called `first`."""
+
+    study: str
+    first: str
+    base: str
+    rows: dict[str, Losses] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[Entry]:
+        """The champions after the baseline, in order."""
+        return [entry for entry in self.entries if entry.verdict == KEPT]
+
+    @property
+    def champion(self) -> str:
+        """The newest of them, else the study's baseline."""
+        return self.kept[-1].name if self.kept else self.first
+
+    def tried(self, changes: list[Any]) -> Entry | None:
+        """The newest entry of the same changes."""
+        text = canonical_json(changes)
+        return next((entry for entry in reversed(self.entries) if canonical_json(entry.changes) == text), None)
+
+    def near(self, changes: list[Any]) -> list[str]:
+        """Up to three earlier challengers that change something which these changes change too, the newest first."""
+        mine = {*paths_of(changes)}
+        close = [entry for entry in reversed(self.entries) if mine & {*paths_of(entry.changes)}]
+        return [f"{entry.name} ({entry.verdict})" for entry in close[:3]]
+
+    def table(self, first: str, second: str) -> tuple[Floats, int, int]:
+        """The losses [variant, seed] of all rows, and the places of two of them."""
+        names = [*self.rows]
+        width = max(map(len, self.rows.values()))
+        table = np.full((len(names), width), np.nan)
+        for place, losses in enumerate(self.rows.values()):
+            table[place, : len(losses)] = [math.nan if value is None else value for value in losses]
+        return table, names.index(first), names.index(second)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        entries = [asdict(entry) for entry in self.entries]
+        return {"study": self.study, "champion": self.champion, "test_looks": len(self.kept), "entries": entries}
+
+    def add(self, identity: str, losses: Losses) -> None:
+        """Takes a variant's losses, unless more of them are known."""
+        if len(losses) >= len(self.rows.get(identity, ())):
+            self.rows[identity] = losses
+
+
+def paths_of(changes: list[Any]) -> Iterator[str]:
+    """The paths and components that changes name."""
+    for each in changes:
+        yield from [each] if isinstance(each, str) else each
+
+
+def recall(store: Store, study: str, first: str, base: str) -> Ledger:
+    """The ledger of a study, whose baseline is called `first` and trains `base`; an empty one where there is none.
+    Raises StoreRefused for a damaged one."""
+    told = store.recall(KIND, _key(study, base))
+    if told is None:
+        return Ledger(study, first, base)
+    try:
+        return Ledger(study, first, base, dict(told["rows"]), [Entry(**entry) for entry in told["entries"]])
+    except (TypeError, KeyError, ValueError) as error:
+        message = f"the ledger of '{study}' is damaged ({error}); `archlab check` says what else is"
+        raise StoreRefused(message) from error
+
+
+def remember(store: Store, ledger: Ledger) -> None:
+    """Keeps it as it is now."""
+    told = {"rows": ledger.rows, "entries": [asdict(entry) for entry in ledger.entries]}
+    store.remember(KIND, _key(ledger.study, ledger.base), told)
+
+
+def _key(study: str, base: str) -> str:
+    return canonical_json([study, base])
+
+
+def digest(keys: Mapping[str, str]) -> str:
+    """Of what a variant trains under each recipe."""
+    return hashlib.sha256(canonical_json(dict(keys)).encode()).hexdigest()[:16]
+
+
+def plain(patch: Patch) -> list[Any]:
+    """A patch as YAML writes it: component names, and mappings of paths."""
+    return [s.node.plain() if not s.path else {s.path: s.node.plain()} for s in patch.settings]
+
+
+def patch_of(changes: Any, path: str) -> Patch:
+    """A patch from what `plain` made of it. Raises SpecError."""
+    problems: list[Problem] = []
+    found = Patch.parse_node(changes if isinstance(changes, Node) else Node.of(changes), path, problems)
+    if problems:
+        raise SpecError(problems)
+    return found  # type: ignore[no-any-return]
+
+
+def composed(champion: Patch, challenger: Patch) -> Patch:
+    """The challenger's changes on top of the champion's, without those of the champion that it replaces."""
+    new = [setting for setting in challenger.settings if setting.path and not is_edit(setting.node)]
+    named = {*challenger.components}
+    old = [
+        setting
+        for setting in champion.settings
+        if not any(f"{setting.path}.".startswith(f"{each.path}.") for each in new if setting.path)
+        and not (not setting.path and setting.node.plain() in named)
+    ]
+    names = [each for each in champion.components if each not in named]
+    return Patch((*old, *challenger.settings), (*names, *challenger.components))
