@@ -284,6 +284,8 @@ def _streams_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
             yield Problem(f"{place.path}.join", f"{message}; found {_join(place).type}", place.branch.mark("join"))
         if place.name == "streams":
             yield Problem(place.path, "is the name of what mixes the streams; name the branch otherwise")
+    for name, message in stack.streams.misplaced(list(dict.fromkeys(stack.layers()))):
+        yield Problem(f"streams.{name}", message, stack.streams.mark(name))
 
 
 def _tokens_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from archlab.arch_dsl.model.stack import Stack, reading
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import shared_cost, site_cost
+from archlab.arch_dsl.primitives.stream_ends import ends_cost
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import ranges
 
@@ -43,14 +44,15 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
 
 
 def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """What mixing the residual streams costs, at all branches or layers together."""
+    """What mixing the residual streams costs, at all branches or layers together, and the maps before and after."""
     if stack.streams is None:
         return Cost()
     one = stack.streams.cost(ctx, tokens)
     counts = [1 if stack.streams.of_layers else len(block) for block in stack.layers()]
     mixed = {str(depth): one.times(count).repeated(stack.turns_of(depth)) for depth, count in enumerate(counts)}
+    ends = {name: ends_cost(stack.streams.n, ctx, tokens) for name in stack.streams.maps()}
     embeddings = tokens * ctx.d_model if reading(stack, "embeddings") else 0  # beside their copies
-    return Cost.total(mixed).keeping(embeddings)
+    return Cost.total(mixed | ends).keeping(embeddings)
 
 
 def _on_streams(stack: Stack, ctx: BuildContext) -> BuildContext:

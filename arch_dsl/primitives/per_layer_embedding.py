@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
-from archlab.arch_dsl.language.spec import Count
+from archlab.arch_dsl.language.spec import Count, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Norm, build_shared, check_part, shared_cost
 from archlab.arch_dsl.parts.layers import Linear, normal, table, writing
@@ -26,22 +26,24 @@ class PerLayerEmbedding(Sublayer):
     paper: transformers' modeling_gemma3n.py, `project_per_layer_inputs`, and Gemma 4's modeling_gemma4.py).
 
     There it is the last branch of a block, without a norm at `pre` and with one at `post`, and all layers have one
-    `norm`: `{type: rmsnorm, share: stack}`. Tables of all layers are looked up in, and so have no FLOPs.
+    `norm`: `{type: rmsnorm, share: stack}`. Tables of all layers are looked up in, and so have no FLOPs. With `rows` a
+    table has fewer rows than there are tokens, and all tokens from that one on read row 0, as those of images there.
     """
 
-    examples = ({}, {"width": 6, "activation": "silu", "norm": "layernorm"})
+    examples = ({}, {"width": 6, "activation": "silu", "norm": "layernorm"}, {"rows": 7})
     reads_tokens: ClassVar[bool] = True
     reads_embeddings: ClassVar[bool] = True
     width: Count = 256
     activation: Activation = "gelu_tanh"
     norm: Norm = RMSNorm()
+    rows: Count | None = added(default=None)
 
     def inside(self, ctx: BuildContext) -> BuildContext:
         """The context of the norm of what the embeddings are projected to, `[batch, time, width]`."""
         return ctx.at("norm", width=self.width, held=False, site="norm").at(self.norm.type)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        rows, hidden = ctx.vocab * self.width, tokens * self.width
+        rows, hidden = (self.rows or ctx.vocab) * self.width, tokens * self.width
         maps = self.map_cost("input", tokens, ctx.d_model, self.width)
         return Cost.total(
             self.outer_cost(ctx, tokens)
@@ -55,6 +57,10 @@ class PerLayerEmbedding(Sublayer):
             }
         )
 
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.rows is not None and ctx.vocab > 1 and self.rows >= ctx.vocab:
+            yield "rows", f"are fewer than there are tokens, found {self.rows} for {ctx.vocab}; leave it out"
+
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         return super().check(ctx, path) + check_part(self.norm, self.inside(ctx), f"{path}.norm")
 
@@ -65,7 +71,7 @@ class _PerLayerEmbedding(SublayerModule, of=PerLayerEmbedding):
         self.gate_projection = Linear(ctx.d_model, spec.width, std=ctx.std)
         self.embedding_projection = Linear(ctx.d_model, spec.width, std=ctx.std)
         self.norm = build_shared(spec.norm, spec.inside(ctx))
-        self.table = table((ctx.vocab, spec.width), normal(ctx.std))
+        self.table, self.rows = table((spec.rows or ctx.vocab, spec.width), normal(ctx.std)), spec.rows
         self.activation = function_of(spec.activation)
         self.output_projection = writing(Linear(spec.width, ctx.d_model, std=ctx.residual_std))
         self.projected, self.found = ctx.d_model**-0.5, spec.width**0.5
@@ -76,6 +82,9 @@ class _PerLayerEmbedding(SublayerModule, of=PerLayerEmbedding):
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         # projected, found: [batch, time, width]
         projected = self.norm(self.embedding_projection(call.across["embeddings"]) * self.projected, call)
-        found = nn.functional.embedding(call.across["tokens"], self.table) * self.found
+        tokens = call.across["tokens"]
+        if self.rows is not None:
+            tokens = tokens.where(tokens < self.rows, 0)
+        found = nn.functional.embedding(tokens, self.table) * self.found
         given = (projected + found) * 0.5**0.5
         return self.output_projection(self.activation(next(products)) * given)  # type: ignore[no-any-return]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.spec import Count
+from archlab.arch_dsl.language.spec import Count, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Module, Primitive
 from archlab.arch_dsl.parts.layers import Linear, constant, equal_to, parameter, undecayed
@@ -25,13 +25,19 @@ class Streams(Primitive):
     H <- R H + w^T F(r H) with r `[1, n]`, R `[n, n]` and w `[1, n]`. Its `join` is `add`, which this stands for. With
     `of_layers` F is instead what all branches of a layer add, one after another and each by its own join.
 
-    The module's `forward(streams, call)` gives r, R and w `[..., n]`; the `depth` that it is built at is the number of
-    its branch, or of its layer.
+    With `entry: projected` the first stream begins as the embeddings x, and the others as y |x| / |y| with y = x E_i.
+    With `exit: projected` `final` reads the mean of the first stream s and of z |s| / |z| with z = s_i X_i of the
+    others. E_i and X_i are learned maps (Gemma 3n, which has no paper: transformers' modeling_gemma3n.py).
+
+    The module's `forward(streams, call)` gives r, R and w `[..., n]`, or that of layers r and R alone and w by
+    `written(result, call)`. The `depth` that it is built at is the number of its branch, or of its layer.
     """
 
     noun: ClassVar[str] = "stream connection"
     of_layers: ClassVar[bool] = False
     n: Count = 4
+    entry: Literal["copies", "projected"] = added(default="copies")
+    exit: Literal["sum", "projected"] = added(default="sum")
 
     def mixing(self, tokens: int, d_model: int) -> Cost:
         """What reading, mixing and writing cost, the weights being there; they keep the streams and the update."""
@@ -42,6 +48,18 @@ class Streams(Primitive):
     def first_read(self, depth: int) -> int:
         """The stream that the branch, or the layer, of this number reads at first."""
         return depth % self.n
+
+    def maps(self) -> list[str]:
+        """The ends that have maps, `entry` or `exit`."""
+        return [name for name in ("entry", "exit") if getattr(self, name) == "projected"]
+
+    def misplaced(self, blocks: list[Block]) -> Iterable[tuple[str, str]]:
+        """What makes no sense over layers of these blocks: the field, and the reason."""
+        return ()
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        for name in self.maps() if self.n == 1 else ():
+            yield name, "maps all streams but the first, and there is no other; give n of at least 2"
 
 
 class Connections(Streams):
@@ -125,6 +143,7 @@ class Manifold(Connections):
         return Cost.total(parts)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        yield from super().wrong(ctx)
         if self.n == 1:
             yield "n", "one stream leaves nothing to mix: its only doubly stochastic matrix is 1; give at least 2"
 
@@ -167,36 +186,6 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     return rows[..., None] * matrix * columns[..., None, :]
 
 
-@Streams.register("altup")
-class AltUp(Streams):
-    """H <- P H + g^T (L(x) - x) with x = (P H)[k mod n], for layer k as a whole: alternating updates (AltUp,
-    arXiv:2301.13310, algorithm 1): a layer is applied to one stream, and the others are predicted and corrected.
-
-    L reads the predicted stream, as in Gemma 3n; the paper's L reads the stream as it was, which is the same while P is
-    the identity. P `[n, n]` and g `[n]` are numbers of each layer, without weight decay. Here they start as the
-    identity and ones: as a network with one residual stream, once a norm has taken the factor n from the sum.
-    That all streams begin as the embeddings is its Recycled-AltUp. Gemma 3n always applies layers to the first stream,
-    and makes P of it and g of the layer's result.
-    """
-
-    examples = ({}, {"n": 2})
-    of_layers: ClassVar[bool] = True
-
-    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        return self.mixing(tokens, ctx.d_model).keeping(0, parameters=self.n * (self.n + 1))
-
-
-class _AltUp(Module, of=AltUp):
-    def __init__(self, spec: AltUp, ctx: BuildContext) -> None:
-        super().__init__(spec, ctx)
-        self.active = spec.first_read(ctx.depth)
-        self.predict = undecayed((spec.n, spec.n), equal_to(torch.eye(spec.n, device="cpu")))
-        self.correct = undecayed((spec.n,), constant(1.0))
-
-    def forward(self, streams: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        return self.predict[self.active], self.predict, self.correct
-
-
 class StreamBranches(Branches):
     """The branches of one layer on several streams `[batch, time, n, d_model]`."""
 
@@ -220,24 +209,6 @@ class StreamBranches(Branches):
             if call.watch is not None:
                 call.watch.tell("update", branch.path, call.padding, output=update)
             streams = kept + write.to(kept.dtype)[..., None] * update[..., None, :]
-        if call.watch is not None:
-            call.watch.tell("stream", self.path, call.padding, output=streams.sum(-2))
-        return streams
-
-
-class StreamLayer(StreamBranches):
-    """The same for connections of a layer as a whole."""
-
-    def forward(self, streams: Tensor, call: Call) -> Tensor:
-        call = call.layer(self.path)
-        with torch.autocast(streams.device.type, enabled=False):
-            read, mixed, write = self.streams["layer"](streams, call)
-            stream = weighted(read[..., None, :], streams).squeeze(-2)
-            kept = weighted(mixed, streams)
-        result = stream
-        for branch in list(self.children())[:-1]:
-            result = branch(result, call)
-        streams = kept + write.to(kept.dtype)[..., None] * (result - stream)[..., None, :]
         if call.watch is not None:
             call.watch.tell("stream", self.path, call.padding, output=streams.sum(-2))
         return streams

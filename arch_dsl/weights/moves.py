@@ -13,6 +13,7 @@ from archlab.arch_dsl.compiler.shapes import Shapes
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.name_patterns import filled, fillings, place
 from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.parts.layers import without_groups
 from archlab.arch_dsl.tree.paths import stack_at
 from archlab.arch_dsl.weights.layout import Layout, Stored
@@ -99,17 +100,19 @@ def moves(layout: Layout, model: Model, shapes: Shapes, held: Collection[str] | 
 
 
 def _of_depth(layout: Layout, model: Model) -> tuple[Layout, list[str]]:
-    """The layout with the number of the last layer, `{last}`, filled in, and the tensors of that layer alone."""
+    """The layout with the number of the last layer, `{last}`, and those of all, `{all}`, filled in; and the tensors of
+    the last layer alone."""
     *_, stack = model.stacks().values()
-    last = str(stack.n_layers - 1)
     ends = [theirs for theirs, stored in layout.tensors.items() if "{last}" in stored.to[0]]
-    tensors = {
-        theirs: stored.replace(to=tuple(each.replace("{last}", last) for each in stored.to))
-        if theirs in ends
-        else stored
-        for theirs, stored in layout.tensors.items()
-    }
-    return (layout.replace(tensors=tensors) if ends else layout), ends
+    tensors = {theirs: stored.replace(to=_numbered(stored.to, stack)) for theirs, stored in layout.tensors.items()}
+    return layout.replace(tensors=tensors), ends
+
+
+def _numbered(names: Sequence[str], stack: Stack) -> tuple[str, ...]:
+    """Names with `{last}` as the number of the last layer, and one with `{all}` as that of each layer."""
+    last, every = stack.n_layers - 1, range(stack.n_layers)
+    of_each = [[name.replace("{all}", str(i)) for i in every] if "{all}" in name else [name] for name in names]
+    return tuple(name.replace("{last}", str(last)) for each in of_each for name in each)
 
 
 def _chosen(layout: Layout, names: Mapping[str, str], held: Collection[str] | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from archlab.arch_dsl.model.model import Model
+from tests.arch_dsl.published_gemma3n import as_ours as gemma3n
 from tests.arch_dsl.published_hybrids import HYBRIDS
 from tests.arch_dsl.published_kimi import as_ours as kimi_linear
 from tests.arch_dsl.their_modules import GATED_DELTA, as_buffers, by_torch, modeling
@@ -70,8 +71,9 @@ def _numbers(model: Model) -> Facts:
 
 
 def _branches(block: Any) -> dict[str, Any]:
-    """The branches of a layer, or those of its parallel group."""
-    return dict(block["parallel"].branches.items()) if "parallel" in block else dict(block.items())
+    """The branches of a layer, of a parallel group its members."""
+    alone = {name: branch for name, branch in block.items() if name != "parallel"}
+    return {**(block["parallel"].branches if "parallel" in block else {}), **alone}
 
 
 def _sparse(ffn: Any) -> Facts:
@@ -466,6 +468,7 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         sliding_window=lambda f: f["window"],
         query_pre_attn_scalar=lambda f: round(f["scale"] ** -2),
     ),
+    "gemma3n": gemma3n,
     "olmo2": modern("Olmo2", **_rope(5e5), rms_norm_eps=1e-6),
     "olmo3": olmo3,
     "olmoe": modern("Olmoe", **_rope(1e4), **_experts(), rms_norm_eps=1e-5, norm_topk_prob=False),

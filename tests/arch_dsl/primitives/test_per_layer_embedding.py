@@ -107,6 +107,19 @@ def test_logits_and_gradients_are_those_of_gemma(version: str, monkeypatch: pyte
         torch.testing.assert_close(mine, value.grad, rtol=1e-8, atol=1e-8, msg=lambda text, n=name: f"{n}: {text}")
 
 
+def test_tokens_beyond_the_rows_of_a_table_read_row_0():
+    few, all_ = (arch_dsl.compile(model({**OURS, **rows})).double() for rows in ({"rows": 7}, {}))
+    randomize(all_)
+    given = dict(all_.named_parameters())
+    with torch.no_grad():
+        for name, value in few.named_parameters():
+            value.copy_(given[name][: len(value)])
+            if name.endswith("table"):
+                given[name][7:] = given[name][0]
+    torch.testing.assert_close(few(TOKENS), all_(TOKENS), rtol=1e-12, atol=1e-12)
+    assert few.block[0].tokens.table.shape == (7, WIDTH)
+
+
 ATTENTION = {"attention": {"heads": 2, "pre": ["rmsnorm"]}}
 
 
@@ -137,6 +150,7 @@ def test_tables_are_parameters_without_flops():
             {"predict": "parallel"},
             "predict: has heads that read the stream alone, and per_layer_embedding carries more",
         ),
+        ({"branch": {**OURS, "rows": VOCAB}}, "block.tokens.rows: are fewer than there are tokens, found 31 for 31"),
         ({"n_layers": 1}, "block.tokens.norm.rmsnorm.share: needs a second layer to share it with"),
     ],
 )

@@ -133,6 +133,82 @@ def test_altup_computes_what_the_paper_says(n: int):
         torch.testing.assert_close(value.grad, other.grad, rtol=1e-8, atol=1e-10, msg=name)
 
 
+def as_long(vector: Tensor, like: Tensor) -> Tensor:
+    """A vector of the root mean square of another: transformers' Gemma3nTextModel.forward."""
+    own, wanted = (item.square().mean(-1, keepdim=True) for item in (vector, like))
+    return vector * wanted.sqrt() / own.clamp(min=1e-5).sqrt()
+
+
+def by_routers(module: Any, tokens: Tensor, n: int, active: str, clip: float) -> Tensor:
+    """Logits of streams whose weights are made of the token, with maps at both ends and the branch ffn beside layers:
+    transformers' Gemma3nTextAltUp, Gemma3nTextDecoderLayer and Gemma3nTextModel."""
+    x = module.embedding[tokens]
+    streams = [x, *(as_long(x @ item.weight.T, x) for item in module.streams.entry.maps)]
+    for depth, layer in enumerate(module.block):
+        mix, own = layer.streams["layer"], 0 if active == "first" else depth % n
+
+        def routed(h: Tensor, by: Any, mix: Any = mix) -> Tensor:
+            normed = h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * mix.norm.weight
+            return torch.tanh(normed @ mix.router.weight.T / 16) @ by.weight.clamp(-clip, clip).T
+
+        made = routed(streams[own], mix.prediction)
+        predicted = [streams[i] + sum(made[..., n * i + j, None] * streams[j] for j in range(n)) for i in range(n)]
+        computed = predicted[own] + layer.attention.update(predicted[own], Call())
+        write = 1 + routed(computed, mix.correction)
+        streams = [predicted[i] + write[..., i, None] * (computed - predicted[own]) for i in range(n)]
+        beside = layer.ffn.update(streams[own], Call())
+        streams = [stream if i == own else stream + beside for i, stream in enumerate(streams)]
+    others = zip(streams[1:], module.streams.exit.maps, strict=True)
+    ends = [streams[0], *(as_long(other @ item.weight.T, streams[0]) for other, item in others)]
+    return module.logits(module.final(sum(ends[1:], ends[0]) / n, Call(), iter(())))
+
+
+@pytest.mark.parametrize(("n", "active"), [(3, "alternating"), (2, "first")])
+def test_altup_of_a_router_computes_what_gemma_3n_does(n: int, active: str):
+    ends = {"entry": "projected", "exit": "projected"}
+    fields = {"router": "rmsnorm", "clip": 0.3, "active": active, "others": ["ffn"], **ends}
+    module, again = (build(load(model({"type": "altup", "n": n, **fields}, n_layers=3))) for _ in range(2))
+    logits, expected = module(TOKENS), by_routers(again, TOKENS, n, active, 0.3)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    for found in (logits, expected):
+        torch.nn.functional.cross_entropy(found.flatten(0, 1), TARGETS.flatten()).backward()
+    for (name, value), other in zip(module.named_parameters(), again.named_parameters(), strict=True):
+        torch.testing.assert_close(value.grad, other[1].grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+def test_altup_of_a_router_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch):
+    """In training, which clips its maps of coefficients to altup_coef_clip."""
+    reference = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n")
+    monkeypatch.setattr(Tensor, "float", Tensor.double)  # in which its norm and tanh compute
+    config = reference.Gemma3nTextConfig(hidden_size=16, altup_num_inputs=3, altup_coef_clip=0.3, rms_norm_eps=1e-6)
+    theirs = reference.Gemma3nTextAltUp(config).double().train()
+    fields = {"router": "rmsnorm", "clip": 0.3, "active": "first"}
+    mix: Any = build(load(model({"type": "altup", "n": 3, **fields}))).block[1].streams["layer"]
+    pairs = {"router_norm": mix.norm, "modality_router": mix.router}
+    pairs |= {"prediction_coefs": mix.prediction, "correction_coefs": mix.correction}
+    with torch.no_grad():
+        for name, ours in pairs.items():
+            theirs.get_submodule(name).weight.copy_(ours.weight)
+    generator = torch.Generator().manual_seed(0)
+    streams = torch.randn(2, 5, 3, 16, dtype=torch.float64, generator=generator)
+    result = torch.randn(2, 5, 16, dtype=torch.float64, generator=generator)
+    predicted = theirs.predict(streams.movedim(2, 0))
+    corrected = theirs.correct(predicted, result).movedim(0, 2)
+    _, mixed = mix(streams, Call())
+    kept = mixed @ streams
+    found = kept + mix.written(result, Call())[..., None] * (result - kept[:, :, 0])[:, :, None]
+    torch.testing.assert_close(kept, predicted.movedim(0, 2), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, corrected, rtol=1e-9, atol=1e-9)
+    weights = torch.randn(corrected.shape, dtype=torch.float64, generator=generator)
+    (corrected * weights).sum().backward()
+    (found * weights).sum().backward()
+    for name, ours in pairs.items():
+        wanted = theirs.get_submodule(name).weight.grad
+        if name == "prediction_coefs":  # theirs moves the weight back instead, and so has a gradient beyond the clip
+            wanted = wanted * (ours.weight.abs() <= 0.3)
+        torch.testing.assert_close(ours.weight.grad, wanted, rtol=1e-8, atol=1e-8, msg=name)
+
+
 def test_altup_leaves_a_layer_its_joins():
     block = {name: {**branch, "pre": [], "join": "add_norm"} for name, branch in BLOCK.items()}
     plain, several = (arch_dsl.compile(load(model(each, block=block))).double() for each in (None, "altup"))
@@ -161,7 +237,10 @@ def test_manifold_is_that_of_deepseek_v4():
     torch.testing.assert_close((got[0][..., None] * streams).sum(2), stream, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("streams", ["hyper", {"type": "hyper", "n": 3, "dynamic": False}, "manifold", "altup"])
+ROUTED = {"type": "altup", "n": 3, "router": "rmsnorm", "active": "first"}
+
+
+@pytest.mark.parametrize("streams", ["hyper", {"type": "hyper", "n": 3, "dynamic": False}, "manifold", "altup", ROUTED])
 def test_begins_as_a_network_with_one_stream(streams: Any):
     plain, several = (arch_dsl.compile(load(model(each))).double() for each in (None, streams))
     shared = dict(several.named_parameters())
@@ -215,6 +294,24 @@ def test_a_shared_branch_has_weights_of_its_own_in_each_layer():
         (
             model("manifold", block={"streams": {"type": "mlp"}}),
             "block.streams: is the name of what mixes the streams; name the branch otherwise",
+        ),
+        (model({"type": "hyper", "n": 1, "entry": "projected"}), "streams.entry: maps all streams but the first"),
+        (model({"type": "altup", "clip": 2.0}), "streams.clip: bounds the maps of what a router gives"),
+        (model({"type": "altup", "others": ["fnn"]}), "streams.others: 'fnn' is not a branch.*did you mean 'ffn'"),
+        (
+            model({"type": "altup", "others": ["attention"]}),
+            "streams.others: must be the last branches of a block.*found attention, ffn",
+        ),
+        (
+            model(
+                {"type": "altup", "others": ["ffn"]},
+                block={**BLOCK, "ffn": {**BLOCK["ffn"], "join": "highway"}},
+            ),
+            "streams.others: add, and so their join must be add; that of ffn is highway",
+        ),
+        (
+            model({"type": "altup", "router": {"type": "rmsnorm", "share": "stack"}}),
+            "streams.router: is one of each layer; leave out its share",
         ),
     ],
 )

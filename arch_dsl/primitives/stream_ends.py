@@ -1,0 +1,48 @@
+"""Ends of several residual streams: maps from the embeddings to streams, and from the streams to what `final` reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.layers import Linear, writing
+
+SMALLEST = 1e-5  # the mean square that a map's result is taken to have at least
+
+
+class _Maps(nn.Module):
+    def __init__(self, n: int, ctx: BuildContext) -> None:
+        super().__init__()
+        width = ctx.d_model
+        self.maps = nn.ModuleList(writing(Linear(width, width, std=ctx.std)) for _ in range(1, n))
+
+
+class StreamEntry(_Maps):
+    """x `[batch, time, d_model]` to streams `[batch, time, n, d_model]`: x, and y |x| / |y| with y = x E_i."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return torch.stack([stream, *(as_long(item(stream), stream) for item in self.maps)], 2)
+
+
+class StreamExit(_Maps):
+    """Streams s_i `[batch, time, n, d_model]` to the mean `[batch, time, d_model]` of s_0 and y |s_0| / |y| with
+    y = s_i X_i."""
+
+    def forward(self, streams: Tensor) -> Tensor:
+        first, *others = streams.unbind(2)
+        ends = [as_long(item(other), first) for item, other in zip(self.maps, others, strict=True)]
+        return torch.stack([first, *ends], 2).mean(2)
+
+
+def as_long(vector: Tensor, like: Tensor) -> Tensor:
+    """A vector `[..., d_model]` scaled to the length of another."""
+    least = (SMALLEST * vector.shape[-1]) ** 0.5
+    own, wanted = (torch.linalg.vector_norm(item, dim=-1, keepdim=True) for item in (vector, like))
+    return vector * (wanted / own.clamp(min=least))
+
+
+def ends_cost(n: int, ctx: BuildContext, tokens: int) -> Cost:
+    """What the maps of either end cost: each keeps what it reads and makes, two lengths and their ratio."""
+    one = Cost.product(tokens, ctx.d_model, ctx.d_model).keeping(tokens * (2 * ctx.d_model + 3))
+    return one.times(n - 1)
