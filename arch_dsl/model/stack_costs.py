@@ -50,8 +50,10 @@ def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
     one = stack.streams.cost(ctx, tokens)
     counts = [1 if stack.streams.of_layers else len(block) for block in stack.layers()]
     mixed = {str(depth): one.times(count).repeated(stack.turns_of(depth)) for depth, count in enumerate(counts)}
-    ends = {name: ends_cost(stack.streams.n, ctx, tokens) for name in stack.streams.maps()}
-    embeddings = tokens * ctx.d_model if reading(stack, "embeddings") else 0  # beside their copies
+    n, maps = stack.streams.n, stack.streams.maps()
+    ends = {name: ends_cost(n, ctx, tokens, 1 if name == "entry" else n) for name in maps}
+    apart = reading(stack, "embeddings") and "entry" not in maps  # beside their copies
+    embeddings = tokens * ctx.d_model if apart else 0
     return Cost.total(mixed | ends).keeping(embeddings)
 
 

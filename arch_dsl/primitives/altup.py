@@ -25,7 +25,7 @@ class AltUp(Streams):
     L reads the predicted stream, as in Gemma 3n; the paper's L reads the stream as it was, which is the same while P is
     the identity. P `[n, n]` and g `[n]` are numbers of each layer, without weight decay. Here they start as the
     identity and ones: as a network with one residual stream, once a norm has taken the factor n from the sum.
-    That all streams begin as the embeddings is its Recycled-AltUp. With `active: first` layers are always applied to
+    That all streams begin as the embeddings is its Recycled-AltUp. With `stream: first` layers are always applied to
     the first stream.
 
     With a norm as `router` P and g are made of the token (transformers' modeling_gemma3n.py, `Gemma3nTextAltUp`):
@@ -39,17 +39,17 @@ class AltUp(Streams):
     examples = (
         {},
         {"n": 2, "entry": "projected", "exit": "projected"},
-        {"n": 3, "router": "rmsnorm", "clip": 0.2, "active": "first"},
+        {"n": 3, "router": "rmsnorm", "clip": 0.2, "stream": "first"},
         {"n": 2, "others": ["ffn"]},
     )
     of_layers: ClassVar[bool] = True
-    active: Literal["alternating", "first"] = added(default="alternating")
+    stream: Literal["alternating", "first"] = added(default="alternating")
     router: Norm | None = added(default=None)
     clip: Positive | None = added(default=None)
     others: tuple[str, ...] = added(default=())
 
     def first_read(self, depth: int) -> int:
-        return 0 if self.active == "first" else super().first_read(depth)
+        return 0 if self.stream == "first" else super().first_read(depth)
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _AltUp(self, ctx) if self.router is None else _RoutedAltUp(self, ctx)
@@ -60,17 +60,19 @@ class AltUp(Streams):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         n, width = self.n, ctx.d_model
-        mixing = self.mixing(tokens, width)
+        # Each of the others reads a part of streams that no other keeps: it counts that part itself.
+        mixing = self.mixing(tokens, width).keeping(tokens * (n - 1) * width * len(self.others))
         if self.router is None:
             return mixing.keeping(0, parameters=n * (n + 1))
-        # The router reads two streams: the second time its parameters are those of the first.
-        normed = self.router.cost(self.inside(ctx), tokens)
+        # The router reads one of the streams, which the mixing keeps, and what the layer gives, by the same parameters.
+        place, clipped = self.inside(ctx), n * n * (n + 1) if self.clip else 0
+        first, second = (self.router.cost(place.where(held=held), tokens) for held in (True, False))
         routed = Cost.product(tokens, width, n).keeping(tokens * (width + n))
         parts = {
             "mixing": mixing.keeping(tokens * n * (n + 1)),
-            "norm": normed.repeated(2),
+            "norm": Cost.total({"stream": first, "result": second.without_parameters()}),
             "router": routed.repeated(2),
-            "prediction": Cost.product(tokens, n, n * n),
+            "prediction": Cost.product(tokens, n, n * n).keeping(clipped),
             "correction": Cost.product(tokens, n, n),
         }
         return Cost.total(parts)
@@ -78,13 +80,13 @@ class AltUp(Streams):
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         yield from super().wrong(ctx)
         if self.clip is not None and self.router is None:
-            yield "clip", "bounds the maps of what a router gives, and there is none; set router to a norm"
+            yield "clip", "bounds the maps of a router, and there is none; set router to a norm"
         if self.router is not None and self.router.share != "none":
             yield "router", "is one of each layer; leave out its share"
         if self.n == 1 and self.others:
-            yield "others", "add to streams that no layer is applied to, and there are none; give n of at least 2"
-        if self.n == 1 and self.active == "first":
-            yield "active", "chooses among streams, and there is one"
+            yield "others", "add to all streams but one, and there is no other; give n of at least 2"
+        if self.n == 1 and self.stream == "first":
+            yield "stream", "is chosen among several, and there is one; leave it out"
 
     def misplaced(self, blocks: list[Block]) -> Iterator[tuple[str, str]]:
         names = dict.fromkeys(name for block in blocks for name in block)

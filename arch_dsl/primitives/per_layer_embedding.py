@@ -59,7 +59,10 @@ class PerLayerEmbedding(Sublayer):
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.rows is not None and ctx.vocab > 1 and self.rows >= ctx.vocab:
-            yield "rows", f"are fewer than there are tokens, found {self.rows} for {ctx.vocab}; leave it out"
+            yield (
+                "rows",
+                f"must be less than the {ctx.vocab} tokens, found {self.rows}; leave it out for a row for each",
+            )
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         return super().check(ctx, path) + check_part(self.norm, self.inside(ctx), f"{path}.norm")

@@ -22,7 +22,8 @@ class StreamEntry(_Maps):
     """x `[batch, time, d_model]` to streams `[batch, time, n, d_model]`: x, and y |x| / |y| with y = x E_i."""
 
     def forward(self, stream: Tensor) -> Tensor:
-        return torch.stack([stream, *(as_long(item(stream), stream) for item in self.maps)], 2)
+        length = length_of(stream)
+        return torch.stack([stream, *(as_long(item(stream), length) for item in self.maps)], 2)
 
 
 class StreamExit(_Maps):
@@ -31,18 +32,25 @@ class StreamExit(_Maps):
 
     def forward(self, streams: Tensor) -> Tensor:
         first, *others = streams.unbind(2)
-        ends = [as_long(item(other), first) for item, other in zip(self.maps, others, strict=True)]
+        length = length_of(first)
+        ends = [as_long(item(other), length) for item, other in zip(self.maps, others, strict=True)]
         return torch.stack([first, *ends], 2).mean(2)
 
 
-def as_long(vector: Tensor, like: Tensor) -> Tensor:
-    """A vector `[..., d_model]` scaled to the length of another."""
+def length_of(vector: Tensor) -> Tensor:
+    """The length `[..., 1]` of a vector `[..., d_model]`."""
+    found: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return found
+
+
+def as_long(vector: Tensor, length: Tensor) -> Tensor:
+    """A vector `[..., d_model]` scaled to a length `[..., 1]`."""
     least = (SMALLEST * vector.shape[-1]) ** 0.5
-    own, wanted = (torch.linalg.vector_norm(item, dim=-1, keepdim=True) for item in (vector, like))
-    return vector * (wanted / own.clamp(min=least))
+    return vector * (length / length_of(vector).clamp(min=least))
 
 
-def ends_cost(n: int, ctx: BuildContext, tokens: int) -> Cost:
-    """What the maps of either end cost: each keeps what it reads and makes, two lengths and their ratio."""
-    one = Cost.product(tokens, ctx.d_model, ctx.d_model).keeping(tokens * (2 * ctx.d_model + 3))
-    return one.times(n - 1)
+def ends_cost(n: int, ctx: BuildContext, tokens: int, read: int) -> Cost:
+    """What the maps of either end cost, which keep the `read` streams that they read, and their lengths."""
+    width = ctx.d_model
+    one = Cost.product(tokens, width, width).keeping(tokens * (width + 3))  # what it makes, its length twice, a ratio
+    return one.times(n - 1).keeping(tokens * (read * width + 1))

@@ -285,6 +285,7 @@ def main() -> None:
         test_parity_encoder_decoder,
         test_parity_experts,
         test_parity_families,
+        test_parity_gemma3n,
         test_parity_hybrids,
         test_parity_kimi,
         test_parity_mixers,
@@ -294,7 +295,7 @@ def main() -> None:
         test_parity_xlstm,
     )
 
-    dense = (test_parity_classic, test_parity_modern, test_parity_families)
+    dense = (test_parity_classic, test_parity_modern, test_parity_families, test_parity_gemma3n)
     experts = (test_parity_moe, test_parity_experts)
     mixed = (test_parity_mixers, test_parity_kimi, test_parity_scans, test_parity_xlstm, test_parity_hybrids)
     files = (*dense, *experts, *mixed, test_parity_encoder, test_parity_encoder_decoder)

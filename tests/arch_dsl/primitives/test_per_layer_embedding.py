@@ -150,7 +150,7 @@ def test_tables_are_parameters_without_flops():
             {"predict": "parallel"},
             "predict: has heads that read the stream alone, and per_layer_embedding carries more",
         ),
-        ({"branch": {**OURS, "rows": VOCAB}}, "block.tokens.rows: are fewer than there are tokens, found 31 for 31"),
+        ({"branch": {**OURS, "rows": VOCAB}}, "block.tokens.rows: must be less than the 31 tokens, found 31"),
         ({"n_layers": 1}, "block.tokens.norm.rmsnorm.share: needs a second layer to share it with"),
     ],
 )

@@ -166,7 +166,7 @@ def by_routers(module: Any, tokens: Tensor, n: int, active: str, clip: float) ->
 @pytest.mark.parametrize(("n", "active"), [(3, "alternating"), (2, "first")])
 def test_altup_of_a_router_computes_what_gemma_3n_does(n: int, active: str):
     ends = {"entry": "projected", "exit": "projected"}
-    fields = {"router": "rmsnorm", "clip": 0.3, "active": active, "others": ["ffn"], **ends}
+    fields = {"router": "rmsnorm", "clip": 0.3, "stream": active, "others": ["ffn"], **ends}
     module, again = (build(load(model({"type": "altup", "n": n, **fields}, n_layers=3))) for _ in range(2))
     logits, expected = module(TOKENS), by_routers(again, TOKENS, n, active, 0.3)
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
@@ -182,7 +182,7 @@ def test_altup_of_a_router_is_that_of_transformers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tensor, "float", Tensor.double)  # in which its norm and tanh compute
     config = reference.Gemma3nTextConfig(hidden_size=16, altup_num_inputs=3, altup_coef_clip=0.3, rms_norm_eps=1e-6)
     theirs = reference.Gemma3nTextAltUp(config).double().train()
-    fields = {"router": "rmsnorm", "clip": 0.3, "active": "first"}
+    fields = {"router": "rmsnorm", "clip": 0.3, "stream": "first"}
     mix: Any = build(load(model({"type": "altup", "n": 3, **fields}))).block[1].streams["layer"]
     pairs = {"router_norm": mix.norm, "modality_router": mix.router}
     pairs |= {"prediction_coefs": mix.prediction, "correction_coefs": mix.correction}
@@ -237,7 +237,7 @@ def test_manifold_is_that_of_deepseek_v4():
     torch.testing.assert_close((got[0][..., None] * streams).sum(2), stream, rtol=1e-5, atol=1e-6)
 
 
-ROUTED = {"type": "altup", "n": 3, "router": "rmsnorm", "active": "first"}
+ROUTED = {"type": "altup", "n": 3, "router": "rmsnorm", "stream": "first"}
 
 
 @pytest.mark.parametrize("streams", ["hyper", {"type": "hyper", "n": 3, "dynamic": False}, "manifold", "altup", ROUTED])
@@ -296,7 +296,7 @@ def test_a_shared_branch_has_weights_of_its_own_in_each_layer():
             "block.streams: is the name of what mixes the streams; name the branch otherwise",
         ),
         (model({"type": "hyper", "n": 1, "entry": "projected"}), "streams.entry: maps all streams but the first"),
-        (model({"type": "altup", "clip": 2.0}), "streams.clip: bounds the maps of what a router gives"),
+        (model({"type": "altup", "clip": 2.0}), "streams.clip: bounds the maps of a router"),
         (model({"type": "altup", "others": ["fnn"]}), "streams.others: 'fnn' is not a branch.*did you mean 'ffn'"),
         (
             model({"type": "altup", "others": ["attention"]}),

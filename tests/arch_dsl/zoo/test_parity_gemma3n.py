@@ -75,7 +75,7 @@ TOKENS_OF_LAYERS = {
     **{"pre": ["learned_scale"], "post": [NORM]},
 }
 ALTUP = {
-    **{"type": "altup", "n": 3, "active": "first", "router": NORM, "clip": CLIP, "others": ["tokens"]},
+    **{"type": "altup", "n": 3, "stream": "first", "router": NORM, "clip": CLIP, "others": ["tokens"]},
     **{"entry": "projected", "exit": "projected"},
 }
 AT = "block.parallel.attention"
