@@ -24,7 +24,7 @@ from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
 from archlab.arch_dsl.primitives.altup import StreamLayer
 from archlab.arch_dsl.primitives.skips import Skip
-from archlab.arch_dsl.primitives.stream_ends import StreamEntry, StreamExit
+from archlab.arch_dsl.primitives.stream_ends import StreamEnds
 from archlab.arch_dsl.primitives.streams import StreamBranches, Streams
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
@@ -188,8 +188,7 @@ class StackModule(nn.Module):
         parts = (part for block in spec.layers() for _, part in walk(block))
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
         self.embed = build_site(spec.embed, ctx.where(documents=self.keeps_documents_apart), "embed")
-        self.n_streams = 0 if spec.streams is None else spec.streams.n
-        self.streams = _ends(spec.streams, ctx.at("streams")) if spec.streams is not None else nn.ModuleDict()
+        self.streams = StreamEnds(spec.streams, ctx) if spec.streams is not None else None
         places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
         self.block = nn.ModuleList(_layers(spec, places))
         self.skips = _skips(spec, ctx) if spec.skips else None
@@ -246,26 +245,20 @@ class StackModule(nn.Module):
             stream = self.applied(layer, stream, call.after(self.loop.last * self.loop.length))
         return stream
 
-    def _several(self, stream: Tensor) -> Tensor:
-        if "entry" in self.streams:
-            found: Tensor = self.streams["entry"](stream)
-            return found
-        return stream[:, :, None].repeat(1, 1, self.n_streams, 1)
-
     def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call.outside("embed"), iter(()))
         if self.reads_embeddings:
             call.across["embeddings"] = stream
-        if self.n_streams:
-            stream = self._several(stream)
+        if self.streams is not None:
+            stream = self.streams.several(stream)
         if self.skips is not None:
             stream = self._layers_and_skips(stream, call)
         elif self.loop is not None:
             stream = self._layers_and_loop(stream, call)
         else:
             stream = self._layers(stream, call)
-        if self.n_streams:
-            stream = self.streams["exit"](stream) if "exit" in self.streams else stream.sum(2)
+        if self.streams is not None:
+            stream = self.streams.one(stream)
         if self.read_by_heads and self.training:
             call.across["after_last"] = stream
         last: Tensor = self.final(stream, call.outside("final"), iter(()))
@@ -286,12 +279,6 @@ def _layers(spec: Stack, places: list[BuildContext]) -> Iterator[Branches]:
         else:
             yield Branches(block, place)
         before += len(block)
-
-
-def _ends(spec: Streams, ctx: BuildContext) -> nn.ModuleDict:
-    """The maps between one stream and several, where there are some."""
-    kinds = {"entry": StreamEntry, "exit": StreamExit}
-    return nn.ModuleDict({name: kinds[name](spec.n, ctx) for name in spec.maps()})
 
 
 def _skips(spec: Stack, ctx: BuildContext) -> nn.ModuleDict:

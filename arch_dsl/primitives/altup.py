@@ -136,19 +136,20 @@ class _RoutedAltUp(Module):
         self.correction = Linear(spec.n, spec.n, std=0.0)
         self.factor = 1 / ctx.d_model
 
-    def made(self, by: Linear, stream: Tensor, call: Call) -> Tensor:
-        """What a map makes of m `[batch, time, n]` of a stream `[batch, time, d_model]`."""
-        weight = by.weight if self.clip is None else by.weight.clamp(-self.clip, self.clip)
+    def made(self, weight: Tensor, stream: Tensor, call: Call) -> Tensor:
+        """What a map with this weight makes of m `[batch, time, n]` of a stream `[batch, time, d_model]`."""
+        if self.clip is not None:
+            weight = weight.clamp(-self.clip, self.clip)
         return nn.functional.linear((self.router(self.norm(stream, call)) * self.factor).tanh(), weight)
 
     def forward(self, streams: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        made = self.made(self.prediction, streams[:, :, self.active], call).unflatten(-1, (self.n, self.n))
+        made = self.made(self.prediction.weight, streams[:, :, self.active], call).unflatten(-1, (self.n, self.n))
         predict = made + torch.eye(self.n, dtype=made.dtype, device=made.device)
         return predict[..., self.active, :], predict
 
     def written(self, result: Tensor, call: Call) -> Tensor:
         """g `[batch, time, n]`, by which what the layer adds is written to each stream, from what the layer gives."""
-        return self.made(self.correction, result, call) + 1
+        return self.made(self.correction.weight, result, call) + 1
 
 
 class StreamLayer(StreamBranches):

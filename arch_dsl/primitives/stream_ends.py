@@ -1,4 +1,4 @@
-"""Ends of several residual streams: maps from the embeddings to streams, and from the streams to what `final` reads."""
+"""Ends of several residual streams: from the embeddings to streams, and from the streams to what `final` reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.layers import Linear, writing
+from archlab.arch_dsl.primitives.streams import Streams
 
 SMALLEST = 1e-5  # the mean square that a map's result is taken to have at least
+
+
+class StreamEnds(nn.Module):
+    """One stream `[batch, time, d_model]` to several `[batch, time, n, d_model]`, and back."""
+
+    def __init__(self, spec: Streams, ctx: BuildContext) -> None:
+        super().__init__()
+        self.n = spec.n
+        self.entry = StreamEntry(spec.n, ctx) if spec.entry == "projected" else None
+        self.exit = StreamExit(spec.n, ctx) if spec.exit == "projected" else None
+
+    def several(self, stream: Tensor) -> Tensor:
+        """The streams as they begin."""
+        found: Tensor = stream[:, :, None].repeat(1, 1, self.n, 1) if self.entry is None else self.entry(stream)
+        return found
+
+    def one(self, streams: Tensor) -> Tensor:
+        """What `final` reads of the streams."""
+        found: Tensor = streams.sum(2) if self.exit is None else self.exit(streams)
+        return found
 
 
 class _Maps(nn.Module):
@@ -31,9 +52,9 @@ class StreamExit(_Maps):
     y = s_i X_i."""
 
     def forward(self, streams: Tensor) -> Tensor:
-        first, *others = streams.unbind(2)
+        first = streams[:, :, 0]
         length = length_of(first)
-        ends = [as_long(item(other), length) for item, other in zip(self.maps, others, strict=True)]
+        ends = [as_long(item(streams[:, :, index]), length) for index, item in enumerate(self.maps, 1)]
         return torch.stack([first, *ends], 2).mean(2)
 
 
