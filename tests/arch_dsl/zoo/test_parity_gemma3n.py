@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from archlab import arch_dsl
+from archlab.arch_dsl.weights.conversion import import_tensors
+from archlab.arch_dsl.weights.layout import load_layout
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LOGITS,
@@ -23,6 +26,7 @@ from tests.arch_dsl.parity import (
     theirs_of,
     trials_of,
     unexplained,
+    weights_of,
 )
 from tests.arch_dsl.published_gemma3n import gemma3n, rotations
 
@@ -115,6 +119,15 @@ def test_logits_of_reading_token_by_token_are_those_of_transformers(published):
 def test_parameters_are_counted_as_theirs(published):
     found = sum(value.numel() for value in theirs_of(published).parameters())
     assert arch_dsl.cost(model_of(published)).parameters == found
+
+
+def test_a_checkpoint_may_have_maps_of_keys_that_nothing_reads():
+    model, unread = (
+        model_of(ALL[0]),
+        [f"model.layers.5.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")],
+    )
+    given = weights_of(ALL[0]) | dict.fromkeys(unread, torch.zeros(24, 32))
+    assert import_tensors(load_layout("gemma3n"), model, given).ignored == unread
 
 
 @pytest.mark.parametrize("published", ALL, ids=str)
