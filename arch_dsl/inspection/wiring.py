@@ -177,6 +177,8 @@ def _stem(name: str, beside: list[str]) -> str:
     """The lane of a part: `query` of its map, its table and its site. `beside` are the names of all."""
     if name in ("preactivation", "linear"):
         return "gate" if name == "preactivation" and "gate_projection" in beside else "input"
+    if name == "norm" and "embedding_projection" in beside:
+        return "embedding"  # whose product a per-layer embedding norms
     for end in ("_projections", "_projection", "_table"):
         name = name.removesuffix(end)
     return "rank" if name in ("dt", "step") else name

@@ -20,7 +20,7 @@ BASE = {
     "max_positions": 32,
     "block": {"norm": "rmsnorm", "attention": {"heads": 4, "positional": "rope"}, "ffn": "swiglu"},
 }
-SOURCES = {"embedding", "mask", "scores", "weights", "decay", "memory", "query_table"}
+SOURCES = {"embedding", "mask", "scores", "weights", "decay", "memory", "query_table", "table"}
 """What may read nothing: tables, masks, and biases of positions."""
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="dot is not installed: apt-get install graphviz")
 
