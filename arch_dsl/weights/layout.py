@@ -26,7 +26,8 @@ class Stored(Spec):
     outputs, in each of `groups` equal groups: 1, another number, or a field of the branch, as `kv_heads`. Outputs are
     the dimension `axis` of ours, 1 where ours holds the matrices of all experts; with `each` there is a tensor for each
     of them, `{expert}` in the name. `tied` names the tensor that this one equals where ours is tied; `also` are other
-    names that checkpoints have for it. With `type` it is only of branches of that type.
+    names that checkpoints have for it. With `type` it is only of branches of that type. In `to`,
+    `{last}` is the number of the last layer, and with `{all}` the tensor holds the parameters of all layers in order.
     """
 
     title: ClassVar[str] = "tensor"
