@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from archlab.arch_dsl.catalogue.describe import allowed, first_line
@@ -17,7 +18,9 @@ from archlab.arch_dsl.model.depths import Depths
 from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.parts.families import Branch, Gate, Join, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.sequential import Sequential
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.arch_dsl.tree.knob import Knob
@@ -46,10 +49,11 @@ class Writer:
 
     def __init__(self, own: Mapping[type, Callable[[Writer], Schema]] | None = None) -> None:
         self.definitions: dict[str, Schema] = {}
-        self.own = {
+        self.own: dict[type, Callable[[Writer], Schema]] = {
             Block: _block,
             Overrides: _overrides,
-            Parallel: _parallel,
+            Parallel: partial(_group, Parallel),
+            Sequential: partial(_group, Sequential),
             Loop: _loop,
             Depths: _depths,
             **(own or {}),
@@ -263,7 +267,7 @@ def _branches(writer: Writer, others: Schema) -> Schema:
     branch = writer.family(Branch)
     properties, patterns = dict(others), {}
     for name, member in Branch.members.items():
-        needs = any(item.required for item in fields_of(member).values()) and member is not Parallel
+        needs = any(item.required for item in fields_of(member).values()) and not issubclass(member, Group)
         implied = either([writer.member(member, typed=False), branch, *([] if needs else [{"type": "null"}])])
         properties[name] = implied
         patterns[f"^{name}_[0-9]+$"] = implied
@@ -279,13 +283,13 @@ def _branches(writer: Writer, others: Schema) -> Schema:
     }
 
 
-def _parallel(writer: Writer) -> Schema:
+def _group(kind: type[Group], writer: Writer) -> Schema:
     """Members beside the group's own sites."""
-    fields = {name: item for name, item in fields_of(Parallel).items() if name != "branches"}
-    own = {name: writer.field(Parallel, item) for name, item in fields.items()}
-    own |= {"type": {"const": "parallel"}, "branches": writer.of(Block)}
-    own |= {knob.name: writer.knob(knob) for knob in KNOBS if issubclass(Parallel, knob.holder)}
-    return {"title": "parallel", "description": first_line(Parallel), "type": "object", **_branches(writer, own)}
+    fields = {name: item for name, item in fields_of(kind).items() if name != "branches"}
+    own = {name: writer.field(kind, item) for name, item in fields.items()}
+    own |= {"type": {"const": kind.type}, "branches": writer.of(Block)}
+    own |= {knob.name: writer.knob(knob) for knob in KNOBS if issubclass(kind, knob.holder)}
+    return {"title": kind.type, "description": first_line(kind), "type": "object", **_branches(writer, own)}
 
 
 def _loop(writer: Writer) -> Schema:

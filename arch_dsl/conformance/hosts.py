@@ -21,6 +21,7 @@ from archlab.arch_dsl.parts import families
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.primitives.balance import Balance
 from archlab.arch_dsl.primitives.injections import Injection
+from archlab.arch_dsl.primitives.low_rank import LowRank
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.primitives.skips import Skip
 from archlab.arch_dsl.primitives.streams import Streams
@@ -122,6 +123,11 @@ def _score(x: Data) -> Data:
     return _model({"attention": {**(latent if x.get("queries") == "latent" else ATTENTION), "scores": [x]}})
 
 
+def _low_rank(x: Data) -> Data:
+    attention = {**ATTENTION, "pre": ["rmsnorm"], "query": ["rope"], "key": ["rope"], "lora": [x]}
+    return _model({"attention": attention, "ffn": {**FFN, "type": "glu", "pre": ["rmsnorm"], "lora": [x]}})
+
+
 def _on_streams(fields: Data) -> Data:
     block = {"attention": {**ATTENTION, "pre": ["rmsnorm"]}, "ffn": {**FFN, "pre": ["rmsnorm"]}}
     return _model(block, final=["rmsnorm"], **fields)
@@ -143,6 +149,7 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     families.Decay: lambda x: _model({"branch": {**LINEAR, "decay": x}}),
     Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
     Switch: lambda x: _model({"attention": {**ATTENTION, "query": ["rope"], "key": ["rope"], "switch": [x]}}),
+    LowRank: _low_rank,
     Streams: lambda x: _on_streams({"streams": x}),
     Skip: lambda x: _on_streams({"skips": [x]}),
     Injection: lambda x: _on_streams({"loop": {"turns": 2, "inject": x}}),

@@ -96,7 +96,11 @@ class _Wiring:
         here = self.chain(stream, ["pre"] if "pre" in names else [], at)
         inner = [part for part in branch.parts if part.name not in OUTER]
         members = [part for part in inner if part.parts]
-        if members:
+        if branch.line.what.startswith("sequential"):
+            for part in members:
+                here = self.branch(part, here, at, source)
+            ends = [here]
+        elif members:
             ends = [end for part in members for end in self.update(part, here, f"{at}{part.name}.", source)]
         else:
             crossing = branch.line.what.split(":")[0] == "cross_attention"

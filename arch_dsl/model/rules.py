@@ -17,7 +17,7 @@ from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotar
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.branch import OUTER, Headed
 from archlab.arch_dsl.primitives.earlier_keys import unlike
-from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
 
@@ -48,7 +48,7 @@ def _map(block: Block, change: Callable[[Branch], Branch]) -> Block:
     """A block with all its branches changed, members of groups too."""
     changed = []
     for name, branch in block.items():
-        if isinstance(branch, Parallel):
+        if isinstance(branch, Group):
             branch = branch.replace(branches=_map(branch.branches, change))
         changed.append((name, change(branch)))
     return Block(changed)

@@ -216,18 +216,29 @@ class Branch(Primitive):
 
     noun: ClassVar[str] = "branch"
     recurrent: ClassVar[bool] = False
+    unshared: ClassVar[tuple[str, ...]] = ()  # the fields whose parts are each layer's own where the branch is shared
     share: Literal["none", "stack"] = added(default="none")
 
 
 def build_shared(item: Primitive, ctx: BuildContext) -> nn.Module:
-    """The module of a primitive; with `share: stack`, the one that the first layer owns."""
+    """The module of a primitive; with `share: stack`, the one that the first layer owns.
+
+    Where some of its parts are each layer's own, it is another module, all other parts of which are the first layer's.
+    """
     if getattr(item, "share", "none") == "none":
         return item.build(ctx)
     key = place_of(ctx)
     if key not in ctx.shared:
         ctx.shared[key] = item.build(ctx)
     module: nn.Module = ctx.shared[key]
-    return module
+    own = [name for name in getattr(item, "unshared", ()) if getattr(item, name)]
+    if not own or module.path == ctx.path:
+        return module
+    mine = item.build(ctx)
+    for name, part in (*module.named_children(), *module.named_parameters(recurse=False)):
+        if name not in own:
+            setattr(mine, name, part)
+    return mine
 
 
 def shared_cost(item: Primitive, ctx: BuildContext, tokens: int) -> Cost:
@@ -237,7 +248,10 @@ def shared_cost(item: Primitive, ctx: BuildContext, tokens: int) -> Cost:
         return found
     key = place_of(ctx)
     owner = ctx.shared.setdefault(key, ctx.path)
-    return found if owner == ctx.path else found.without_parameters()
+    if owner == ctx.path:
+        return found
+    own = {name: found.children[name] for name in getattr(item, "unshared", ()) if name in found.children}
+    return Cost.total(found.without_parameters().children | own) if own else found.without_parameters()
 
 
 def place_of(ctx: BuildContext) -> str:

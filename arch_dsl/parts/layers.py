@@ -66,15 +66,15 @@ def table(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     return value
 
 
-_GROUP = re.compile(r"\.[a-z0-9_]+\.members\.")
+_GROUP = re.compile(r"\.[a-z0-9_]+\.members(?=\.)")
 
 
 def without_groups(paths: Iterable[str]) -> dict[str, str]:
-    """What each parameter's path would be if the members of parallel groups stood one after another.
+    """What each parameter's path would be if the members of groups stood one after another.
 
     Where two parameters would have one path, each keeps its own.
     """
-    found = {path: _GROUP.sub(".", path) for path in paths}
+    found = {path: _GROUP.sub("", path) for path in paths}
     counts = Counter(found.values())
     return {path: short if counts[short] == 1 else path for path, short in found.items()}
 
@@ -82,7 +82,7 @@ def without_groups(paths: Iterable[str]) -> dict[str, str]:
 def initialize(module: nn.Module, seed: int, factors: Mapping[str, float] | None = None) -> None:
     """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal.
 
-    The name of a parallel group is no part of the path: its members start as they would one after another. `factors`
+    The name of a group is no part of the path: its members start as they would one after another. `factors`
     multiplies some of them, by path. Modules of torch, such as `nn.Linear`, draw as torch has them do; another
     parameter that knows no distribution keeps the value that it was made with.
     """

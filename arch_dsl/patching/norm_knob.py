@@ -12,7 +12,7 @@ from archlab.arch_dsl.parts.families import Norm, Scale
 from archlab.arch_dsl.primitives.branch import OUTER, Sublayer
 from archlab.arch_dsl.primitives.carries import Dual
 from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
-from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.scales import DepthScale
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import canonical
@@ -40,7 +40,7 @@ def _read_norm(root: Any, where: Steps) -> Any:
 
 def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
     """(placement, norm) of a branch, ("none", None) without one, or None where it has what the knob cannot say."""
-    if isinstance(branch, Parallel) and _normed_member(branch):
+    if isinstance(branch, Group) and _normed_member(branch):
         return None
     pre, post = among(branch.pre, Norm, DepthScale), among(branch.post, Norm)
     joins = [name for name, kind in JOINS.items() if type(branch.join) is kind]
@@ -138,7 +138,7 @@ def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
 
 
 def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublayer:
-    if isinstance(branch, Parallel):
+    if isinstance(branch, Group):
         cleared = ((name, _bare(member)) for name, member in branch.branches.items())  # type: ignore[arg-type]
         branch = branch.replace(branches=Block(cleared))
     branch = _bare(branch)
@@ -156,14 +156,14 @@ def _bare(branch: Sublayer) -> Sublayer:
     return branch.replace(pre=without(branch.pre, Norm, DepthScale), post=without(branch.post, Norm), join=join)
 
 
-def _normed_member(group: Parallel) -> str | None:
+def _normed_member(group: Group) -> str | None:
     """The first member of a group that has a norm of its own."""
     return next((name for name, member in group.branches.items() if _norm_of(member) != ("none", None)), None)  # type: ignore[arg-type]
 
 
 def _norm_sites(root: Any, where: Steps) -> str | None:
     for name, branch in get(root, where).items():
-        if isinstance(branch, Parallel) and (member := _normed_member(branch)):
+        if isinstance(branch, Group) and (member := _normed_member(branch)):
             return ".".join((*where, name, member, "pre"))
         if isinstance(branch, Sublayer) and _norm_of(branch) != ("none", None):
             return ".".join((*where, name, _site_of(branch)))

@@ -11,6 +11,7 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Spec
 from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.knob import Knob
 from archlab.arch_dsl.tree.paths import Steps
@@ -66,7 +67,7 @@ def _strip(node: Node, holder: type, where: Steps, found: Found) -> Node:
         else:
             kept[name] = child
     for name, child in kept.items():
-        if holder is Block or (holder is Branch.members["parallel"] and isinstance(child.value, dict)):
+        if holder is Block or (issubclass(holder, Group) and isinstance(child.value, dict)):
             holder_of_child = _branch_type(child, re.sub(r"_[0-9]+$", "", name))
             kept[name] = _strip(child, holder_of_child, (*where, name), found)
     return Node(kept, node.mark, node.key_marks)

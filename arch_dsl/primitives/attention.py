@@ -14,9 +14,11 @@ from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch
-from archlab.arch_dsl.parts.layers import Linear, normal, table
+from archlab.arch_dsl.parts.layers import Linear, Site, normal, table
 from archlab.arch_dsl.primitives import earlier_keys
 from archlab.arch_dsl.primitives.branch import projections_of
+from archlab.arch_dsl.primitives.low_rank import AdaptedModule, LowRank, check_low_rank, low_rank_cost
+from archlab.arch_dsl.primitives.low_rank import normal as normal_updates
 from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.arch_dsl.primitives.switch import Switch, SwitchedModule, check_switch, copies, switch_cost
 from archlab.kernels.attention import CROSS, Pattern
@@ -36,7 +38,10 @@ class Attention(SelfAttention):
 
     With `kv: earlier` there are no maps of keys and values: both are those of the nearest earlier layer of the same
     mask that has its own (cross-layer attention, arXiv:2405.12981, section 3), which decoding holds once. What acts on
-    them is that layer's: the same said here, or nothing. `switch` gives maps several experts.
+    them is that layer's: the same said here, or nothing. `switch` gives maps several experts, `lora` low-rank updates.
+
+    With `concat: embeddings` its input is `[x; x_0]` with 2 d_model channels, x_0 being what enters the first layer
+    (Zamba, arXiv:2405.16712, section 3): `pre` and the maps read both, and sizes that derive from d_model stay.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -45,12 +50,16 @@ class Attention(SelfAttention):
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0, "queries": "positions"},
         {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
         {"heads": 4, "kv_heads": 2, "kv": "earlier", "query": ["rope"], "key": ["rope"], "bias": True},
+        {"heads": 4, "concat": "embeddings", "pre": ["rmsnorm"], "query": ["rope"], "key": ["rope"]},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
     queries: Literal["hidden", "positions"] = added(default="hidden")
     memory: Count | None = added(default=None)
     kv: Literal["own", "earlier"] = added(default="own")
     switch: tuple[Switch, ...] = added(default=())
+    concat: Literal["none", "embeddings"] = added(default="none")
+    lora: tuple[LowRank, ...] = added(default=())
+    unshared: ClassVar[tuple[str, ...]] = ("lora",)
     later: ClassVar[tuple[str, ...]] = ("kv",)
 
     def build(self, ctx: BuildContext) -> nn.Module:
@@ -58,7 +67,24 @@ class Attention(SelfAttention):
 
     def resolve(self, ctx: BuildContext) -> Self:
         spec: Self = earlier_keys.without_own(super().resolve(ctx))
-        return spec
+        return spec.replace(lora=normal_updates(self.lora, self.updatable()))
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """Whether it reads what enters the first layer."""
+        return self.concat == "embeddings"
+
+    def placed(self, ctx: BuildContext) -> BuildContext:
+        return ctx.where(hidden=2 * ctx.d_model, held=False) if self.reads_embeddings else ctx
+
+    def inputs(self, d_model: int) -> dict[str, int]:
+        own = super().inputs(2 * d_model if self.reads_embeddings else d_model)
+        return own if self.queries == "hidden" else own | {"query": d_model}
+
+    def updatable(self) -> tuple[str, ...]:
+        """The maps of the branch's input that are plain ones, and so may have low-rank updates."""
+        names = ("query",) if self.kv == "earlier" else ("query", "key", "value")
+        return tuple(x for x in names if self.copies(x) == 1 and (x, self.queries) != ("query", "positions"))
 
     @property
     def more(self) -> int:
@@ -74,12 +100,15 @@ class Attention(SelfAttention):
         return super().attend_cost(ctx, tokens).keeping(-earlier_keys.kept(self, ctx, tokens))
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        spec = self.resolve(ctx)
+        spec, ctx = self.resolve(ctx), self.placed(ctx)
         parts = spec.parts(ctx, tokens, tokens, spec.attend_cost(ctx, tokens))
         widths = spec.widths()
         parts |= spec.weights_cost(ctx, tokens)
         parts["memory"] = Cost(parameters=spec.more * (widths["key"] + widths["value"]))
         parts = {"switch": Cost()} | parts | switch_cost(spec, ctx, tokens)
+        read = spec.inputs(ctx.d_model)
+        maps = {name: (read[name], widths[name]) for name in spec.updatable()}
+        parts["lora"] = low_rank_cost(spec.lora, maps, tokens)
         if spec.kv == "earlier":
             parts = {name: part for name, part in parts.items() if name not in earlier_keys.PARTS}
         reader = "query_projection"
@@ -91,10 +120,10 @@ class Attention(SelfAttention):
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = super().check(ctx, path)
+        found = super().check(self.placed(ctx), path) + check_low_rank(self, self.updatable(), path)
         if self.head_dim is None and ctx.d_model % (self.maps * self.heads):
             return found
-        return found + check_switch(self.resolve(ctx), ctx, path)
+        return found + check_switch(self.resolve(ctx), self.placed(ctx), path)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.queries == "positions" and ctx.max_positions is None:
@@ -102,10 +131,13 @@ class Attention(SelfAttention):
         yield from earlier_keys.wrong(self)
 
 
-class _Attention(SwitchedModule):
+class _Attention(AdaptedModule, SwitchedModule):
     # B batch, T time, S keys (those that decoding holds, and T), H heads, K key/value heads, D head_dim
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
+        ctx = spec.placed(ctx)
         super().__init__(spec, ctx, None if spec.memory is None else CROSS)
+        if spec.reads_embeddings:
+            self.pre = Site([("concat", _Concat()), *self.pre.named_children()], self.pre.path)
         pattern = spec.mask.pattern(spec.sizes().heads, ctx.depth)
         self.memory = None if spec.memory is None else _Memory(spec, ctx, pattern)
         self.memory_size = spec.more
@@ -113,6 +145,8 @@ class _Attention(SwitchedModule):
         self.borrows = earlier_keys.borrowed(self, spec, ctx)
         self.inputs = ("query",) if self.borrows else ("query", "key", "value")
         self.add_routers(spec, ctx)
+        maps: dict[str, Any] = {name: self.get_submodule(f"{name}_projection") for name in spec.updatable()}
+        self.add_low_rank(spec, maps, ctx)
 
     def reads(self) -> list[Linear]:
         inner = projections_of(self.query, self.key, self.value, self.scores, self.sdpa)
@@ -143,6 +177,13 @@ class _Attention(SwitchedModule):
             k, v, bias = self.memory(q.shape[1], k, v, given["bias"], hidden)
             given, hidden = {"bias": bias}, {}
         return super().shown(q, k, v, products, call, given, hidden)
+
+
+class _Concat(nn.Module):
+    """Beside the stream `[batch, time, d_model]` what enters the first layer."""
+
+    def forward(self, stream: Tensor, call: Call) -> Tensor:
+        return torch.cat([stream, call.across["embeddings"]], -1)
 
 
 class _Memory(nn.Module):

@@ -38,25 +38,33 @@ class Sublayer(Branch):
     post: tuple[Norm | Gate | Scale | Adapter, ...] = ()
     join: Join = Add()
 
+    def placed(self, ctx: BuildContext) -> BuildContext:
+        """The context of what is inside, with the width of the branch's input."""
+        return ctx
+
     def outer_cost(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
         """The cost of the three sites."""
+        ctx = self.placed(ctx)
         fresh = ctx.where(held=False)
         return {
-            "pre": site_cost(self.pre, ctx, "pre", tokens),
+            "pre": site_cost(self.pre, ctx.where(width=ctx.hidden), "pre", tokens),
             "post": site_cost(self.post, fresh, "post", tokens),
             "join": self.join.cost(fresh, tokens),
         }
 
     def read(self, ctx: BuildContext, tokens: int) -> int:
         """The elements of the copy that all maps of the branch's input keep, once."""
-        return 0 if ctx.held and not self.pre else tokens * ctx.d_model
+        ctx = self.placed(ctx)
+        return 0 if ctx.held and not self.pre else tokens * ctx.hidden
 
     def map_cost(self, name: str, tokens: int, inputs: int, outputs: int, kept: int = 0) -> Cost:
         """The linear map that the fields of the branch call `name`, whose input is `kept` elements."""
         return Cost.product(tokens, inputs, outputs, chosen(getattr(self, "bias", False), name)).keeping(kept)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = check_sites(self, {"pre": ctx, "post": ctx}, path) + self.join.check(ctx, f"{path}.join")
+        ctx = self.placed(ctx)
+        outer = {"pre": ctx.where(width=ctx.hidden), "post": ctx}
+        found = check_sites(self, outer, path) + self.join.check(ctx, f"{path}.join")
         return found + super().check(ctx, path)
 
 
@@ -105,9 +113,9 @@ class SublayerModule(Module):
 
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.path = ctx.path
+        self.path, ctx = ctx.path, spec.placed(ctx)
         apart = any(getattr(part, "documents", False) for _, part in walk(spec))
-        self.pre = build_site(spec.pre, ctx.where(documents=apart), "pre")
+        self.pre = build_site(spec.pre, ctx.where(documents=apart, width=ctx.hidden), "pre")
         self.post = build_site(spec.post, ctx, "post")
         self.join = spec.join.build(ctx.at("join"))
         self.products = plan_products(ctx)

@@ -105,10 +105,11 @@ class Mamba2(Decay):
 
     With `step: false` values stay as they are (gated DeltaNet, arXiv:2412.06464, section 3.4). exp(a) starts uniform
     between `a_min` and `a_max`, softplus(b) between `dt_min` and `dt_max`, uniform in its logarithm. With `factor` c
-    the step is softplus(c w_h . x + b_h) (Falcon-H1, arXiv:2507.22448, section 3.2.3).
+    the step is softplus(c w_h . x + b_h) (Falcon-H1, arXiv:2507.22448, section 3.2.3). A step is at least `floor`
+    (`dt_limit` of Mamba-2's code).
     """
 
-    examples = ({}, {"step": False, "factor": 0.5})
+    examples = ({}, {"step": False, "factor": 0.5}, {"floor": 0.5})
 
     step: bool = True
     a_min: NotNegative = 1.0
@@ -116,11 +117,13 @@ class Mamba2(Decay):
     dt_min: Positive = 1e-3
     dt_max: Positive = 0.1
     factor: Positive = added(default=1.0)
+    floor: NotNegative = added(default=0.0)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         # the argument of softplus, the step, exp(a) and -exp(a)
-        return Cost.product(tokens, ctx.hidden, heads).keeping((2 * tokens + 2) * heads, parameters=2 * heads)
+        kept = (2 + bool(self.floor)) * tokens + 2
+        return Cost.product(tokens, ctx.hidden, heads).keeping(kept * heads, parameters=2 * heads)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         return _bounds(self)
@@ -139,11 +142,13 @@ class _Mamba2(_Projected, of=Mamba2):
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
         self.a = parameter((heads,), _log_uniform(spec.a_min, spec.a_max))
         self.bias = parameter((heads,), steps(spec.dt_min, spec.dt_max))
-        self.step, self.factor = spec.step, spec.factor
+        self.step, self.factor, self.floor = spec.step, spec.factor, spec.floor
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         product = at_least_float32(next(products))
         step = F.softplus((product if self.factor == 1 else self.factor * product) + self.bias)
+        if self.floor:
+            step = step.clamp(min=self.floor)
         return -self.a.exp() * step, step if self.step else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
 from archlab.arch_dsl.parts.layers import Linear, Site, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
-from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear, projections_of
+from archlab.arch_dsl.primitives.branch import Widened, linear, projections_of
+from archlab.arch_dsl.primitives.low_rank import AdaptedModule, LowRank, check_low_rank, low_rank_cost, normal
 from archlab.kernels.activations import ACTIVATIONS
 
 
@@ -25,25 +26,31 @@ class FeedForward(Widened):
     Of the linear maps named in `bias` each has one; those named in `zero` start at zero. The site `preactivation`
     acts on what the activation reads, `linear` of a `glu` on the factor without one; a `canon` at both is Canon-D
     (arXiv:2512.17351). With a `short_conv` and a gate at `inner` a `glu` is a gated short convolution (the code of
-    LFM2, arXiv:2511.23404).
+    LFM2, arXiv:2511.23404). `lora` adds low-rank updates to the maps of the input.
     """
 
     order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "width", "activation", "bias", "zero", "preactivation", "linear", "inner",
+        "pre", "post", "join", "width", "activation", "bias", "zero", "preactivation", "linear", "inner", "lora",
     )  # fmt: skip
     activation: Activation = "gelu"
     bias: Projections = False
     zero: Projections = added(default=False)
     preactivation: tuple[Norm | Scale | Carry, ...] = added(default=())
     inner: tuple[Norm | Scale | Carry | Gate, ...] = ()
+    lora: tuple[LowRank, ...] = added(default=())
+    unshared: ClassVar[tuple[str, ...]] = ("lora",)
     inputs: ClassVar[tuple[str, ...]] = ()
     sites: ClassVar[tuple[str, ...]] = ("preactivation",)  # of what the maps of the input give
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        return super().resolve(ctx).replace(lora=normal(self.lora, self.inputs))
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
         parts = {f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width) for name in self.inputs}
         first = f"{self.inputs[0]}_projection"
         parts[first] = parts[first].keeping(self.read(ctx, tokens))
+        parts["lora"] = low_rank_cost(self.lora, dict.fromkeys(self.inputs, (ctx.d_model, width)), tokens)
         for name in self.sites:
             parts[name] = site_cost(getattr(self, name), self.inside(ctx), name, tokens)
         hidden, gated = tokens * width, len(self.inputs) == 2
@@ -54,22 +61,24 @@ class FeedForward(Widened):
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        return super().check(ctx, path) + check_sites(self, dict.fromkeys(self.sites, self.inside(ctx)), path)
+        found = super().check(ctx, path) + check_sites(self, dict.fromkeys(self.sites, self.inside(ctx)), path)
+        return found + check_low_rank(self, self.inputs, path)
 
 
-class _FeedForward(SublayerModule):
+class _FeedForward(AdaptedModule):
     preactivation: Site
     linear: Site
 
     def __init__(self, spec: FeedForward, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         assert spec.width is not None
-        for name in spec.inputs:
-            own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
-            self.add_module(f"{name}_projection", own)
+        own = {name: linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain) for name in spec.inputs}
+        for name, item in own.items():
+            self.add_module(f"{name}_projection", item)
         self.inputs, self.sites = spec.inputs, spec.sites
         self.add_sites(spec, dict.fromkeys((*spec.sites, "inner"), spec.inside(ctx)))
         self.output_projection = writing(linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std))
+        self.add_low_rank(spec, own, ctx)
 
     def reads(self) -> list[Linear]:
         own: list[Linear] = [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]

@@ -36,7 +36,7 @@ class MultiHead(Headed):
     ops: ClassVar[tuple[str, ...]] = ("attention",)
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "kv", "query",
-        "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "share",
+        "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "concat", "lora", "share",
     )  # fmt: skip
     heads: Count
     kv_heads: Count | None = None

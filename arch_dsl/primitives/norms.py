@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.spec import Positive, added
+from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Module, Norm
 from archlab.arch_dsl.parts.fused import Factors
@@ -34,7 +34,7 @@ class HeadNorm(Norm):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         weight = bool(getattr(self, "weight", False))
         count = weight + bool(getattr(self, "bias", False))
-        vectors = tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
+        vectors = tokens * (getattr(self, "groups", 1) if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
         kept = ctx.elements(tokens) + self.statistics * vectors
         if weight and (self.keeps_normed or getattr(self, "per_head", False)):
             kept += ctx.where(held=False).elements(tokens)
@@ -63,10 +63,15 @@ def weights(shape: tuple[int, ...], start: float) -> nn.Parameter:
 class RMSNorm(HeadNorm):
     """y = x / sqrt(mean(x^2) + eps) * weight: root mean square norm (arXiv:1910.07467, eq. 4).
 
-    With `unit_offset` the factor is 1 + weight, and the weight starts at 0 (Gemma, arXiv:2403.08295).
+    With `unit_offset` the factor is 1 + weight, and the weight starts at 0 (Gemma, arXiv:2403.08295). With `groups` the
+    heads are so many vectors of equally many heads (the code of Mamba-2, arXiv:2405.21060: a vector for each of its
+    groups of heads).
     """
 
-    examples = ({}, {"per_head": True}, {"over": "heads"}, {"unit_offset": True}, {"weight": False})
+    examples = (
+        {}, {"per_head": True}, {"over": "heads"}, {"over": "heads", "groups": 2}, {"unit_offset": True},
+        {"weight": False},
+    )  # fmt: skip
 
     ops: ClassVar[tuple[str, ...]] = ("rms_norm",)
     eps: Positive = 1e-6
@@ -74,6 +79,14 @@ class RMSNorm(HeadNorm):
     unit_offset: bool = added(default=False)
     per_head: bool = added(default=False)
     over: Literal["head", "heads"] = added(default="head")
+    groups: Count = added(default=1)
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        yield from super().wrong(ctx)
+        if self.groups > 1 and self.over != "heads":
+            yield "groups", "are of heads that one vector holds otherwise, as with over: heads"
+        elif ctx.heads is not None and ctx.heads % self.groups:
+            yield "groups", f"{self.groups} groups do not divide {ctx.heads} heads"
 
 
 class _HeadNorm(Module):
@@ -107,13 +120,18 @@ class _RMSNorm(_HeadNorm, of=RMSNorm):
 
     def __init__(self, spec: RMSNorm, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.norm: Callable[..., Tensor] = ctx.select("rms_norm", weight=spec.weight and not spec.per_head)
+        apart = spec.per_head or spec.groups > 1  # from the weight
+        self.norm: Callable[..., Tensor] = ctx.select("rms_norm", weight=spec.weight and not apart)
+        self.groups = spec.groups
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         weight = self.factor()
         if self.per_head:
             return affine(self.norm(x, None, self.eps), weight)
         flat = x.flatten(-2) if self.joined else x
+        if self.groups > 1:
+            normed = self.norm(flat.unflatten(-1, (self.groups, -1)), None, self.eps)
+            return affine(normed.flatten(-2), weight).view_as(x)
         return self.norm(flat, weight, self.eps).view_as(x)
 
 

@@ -1,7 +1,7 @@
 """A layout says how another library names and stores the parameters of a model: a YAML file, read in both directions.
 
 `tensors` maps each name there to our parameter, or to the several that one matrix holds, as patterns of names
-(name_patterns.py). The name of a parallel group is left out: `block.{i}.attention.…` is also
+(name_patterns.py). `{use}` numbers the layers that use a shared branch, `{owner}` is the first of them. The name of a group is left out: `block.{i}.attention.…` is also
 `block.{i}.parallel.members.attention.…`.
 """
 
@@ -26,8 +26,9 @@ class Stored(Spec):
     outputs, in each of `groups` equal groups: 1, another number, or a field of the branch, as `kv_heads`. Outputs are
     the dimension `axis` of ours, 1 where ours holds the matrices of all experts; with `each` there is a tensor for each
     of them, `{expert}` in the name. `tied` names the tensor that this one equals where ours is tied; `also` are other
-    names that checkpoints have for it. With `type` it is only of branches of that type. In `to`,
-    `{last}` is the number of the last layer, and with `{all}` the tensor holds the parameters of all layers in order.
+    names that checkpoints have for it. With `type` it is only of branches of that type, with `beside` only of layers
+    that have this parameter of ours too, and then no other tensor holds the same there. In `to`, `{last}` is the number
+    of the last layer, and with `{all}` the tensor holds the parameters of all layers in order.
     """
 
     title: ClassVar[str] = "tensor"
@@ -41,6 +42,7 @@ class Stored(Spec):
     tied: str | None = None
     also: tuple[str, ...] = ()
     type: str | None = None
+    beside: str | None = None
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:

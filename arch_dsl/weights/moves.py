@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from archlab.arch_dsl.tree.paths import stack_at
 from archlab.arch_dsl.weights.layout import Layout, Stored
 
 _EXPERT = "{expert}"
+_NUMBER = re.compile(r"\.[0-9]+\.")
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,17 @@ def moves(layout: Layout, model: Model, shapes: Shapes, held: Collection[str] | 
     taken: dict[str, str] = {}
     chosen = _chosen(layout, names, held)
     chosen |= {name: end for end in ends for name in place(layout.tensors[end].to[0], names)}
+    chosen |= _beside(layout, names)
     for theirs, stored in layout.tensors.items():
+        uses = _uses(stored.to[0], names) if "{use}" in theirs else {}
         for filling in fillings(stored.to[0], names):
-            holes = filling | {"expert": _EXPERT}
+            holes = filling | {"expert": _EXPERT} | uses.get(filling.get("i", ""), {})
             name, mark = filled(theirs, holes), layout.mark(f"tensors.{theirs}")
             parts = [place(filled(item, holes), names) for item in stored.to]
             if any(chosen.get(part[0], theirs) != theirs for part in parts if part):
                 continue  # in another tensor
+            if stored.beside and not place(filled(stored.beside, holes), names):
+                continue
             if stored.type and parts[0] and _branch(model, names[parts[0][0]]).type != stored.type:
                 continue
             complaints = _misplaced(stored, holes, parts, taken)
@@ -115,12 +121,37 @@ def _numbered(names: Sequence[str], stack: Stack) -> tuple[str, ...]:
     return tuple(name.replace("{last}", str(last)) for each in of_each for name in each)
 
 
+def _beside(layout: Layout, names: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of layers that have another one too, and the pattern of the tensor that is of such layers."""
+    return {
+        part: theirs
+        for theirs, stored in layout.tensors.items()
+        if stored.beside
+        for holes in fillings(stored.to[0], names)
+        if place(filled(stored.beside, holes), names)
+        for item in stored.to
+        for part in place(filled(item, holes), names)
+    }
+
+
+def _uses(pattern: str, names: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """By the number of each layer that uses a shared branch: which use it is, and the first layer with that branch."""
+    layers = sorted((filling["i"] for filling in fillings(pattern, names)), key=int)
+    found: dict[str, dict[str, str]] = {}
+    owners: dict[str, str] = {}
+    for use, layer in enumerate(layers):
+        (short,) = place(filled(pattern, {"i": layer}), names)
+        branch = _NUMBER.sub(".", names[short])
+        found[layer] = {"use": str(use), "owner": owners.setdefault(branch, layer)}
+    return found
+
+
 def _chosen(layout: Layout, names: Mapping[str, str], held: Collection[str] | None) -> dict[str, str]:
     """Of parameters that could be in several tensors and are in one that a checkpoint has, the pattern of that one."""
     fitting: dict[str, list[tuple[str, bool]]] = {}
     for theirs, stored in layout.tensors.items() if held is not None else ():
         for filling in fillings(stored.to[0], names):
-            holes = filling | {"expert": "0"}
+            holes = filling | {"expert": "0", "use": "0", "owner": "0"}
             here = any(filled(name, holes) in held for name in (theirs, *stored.also))  # type: ignore[operator]
             for part in (place(filled(item, holes), names) for item in stored.to):
                 if len(part) == 1:
@@ -169,4 +200,7 @@ def _branch(model: Model, name: str) -> Any:
     """The branch that a parameter belongs to."""
     stack, (_, depth, branch, *rest) = stack_at(tuple(name.split(".")))
     spec: Any = model.stacks()[".".join(stack)].layers()[int(depth)][branch]
-    return spec.branches[rest[1]] if rest[0] == "members" else spec
+    while rest[0] == "members":
+        _, branch, *rest = rest
+        spec = spec.branches[branch]
+    return spec

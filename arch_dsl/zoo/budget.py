@@ -19,7 +19,7 @@ from archlab.arch_dsl.primitives.latent_attention import LatentAttention
 from archlab.arch_dsl.primitives.lightning_indexer import LightningIndexer
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
-from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.rwkv7 import RWKV7
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import layers_of
@@ -131,7 +131,7 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
     found: dict[str, Any] = {}
     for name, branch in block.items():
         where = f"{path}.{name}"
-        if isinstance(branch, Parallel):
+        if isinstance(branch, Group):
             found |= _inside(branch.branches, where, before, d_model, head_dim, budget)
         elif isinstance(branch, MultiHead):
             wide = branch.heads * (branch.head_dim or before // branch.heads) / before  # of the stream, all heads

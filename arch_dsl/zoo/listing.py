@@ -10,7 +10,7 @@ from archlab.arch_dsl.model.model import Model, cost, resolve
 from archlab.arch_dsl.parts.context import Cost
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.moe import MoE
-from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.zoo.entries import Entry, entry, load, names
@@ -82,7 +82,7 @@ def kind_of(model: Model) -> Kind:
 def _branches(block: Block) -> Iterator[object]:
     """The branches of a layer, members of groups among them."""
     for branch in block.values():
-        yield from branch.branches.values() if isinstance(branch, Parallel) else (branch,)
+        yield from _branches(branch.branches) if isinstance(branch, Group) else (branch,)
 
 
 def counted(found: Entry, model: Model) -> int:

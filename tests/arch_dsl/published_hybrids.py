@@ -99,6 +99,28 @@ def _falcon_h1(model: Model, layers: list[Facts]) -> Facts:
     }
 
 
+def _zamba2(model: Model, layers: list[Facts]) -> Facts:
+    """Hybrid layers are those with a shared block; each of these is used in turn."""
+    blocks = [dict(layer["sequential"].branches.items()) for layer in layers]
+    used = [next((name for name in block if name.startswith("shared")), "") for block in blocks]
+    depth = next(depth for depth, name in enumerate(used) if name)
+    shared, mamba = dict(blocks[depth][used[depth]].branches.items()), blocks[depth]["mamba2"]
+    attention = shared["attention"]
+    return {
+        "num_attention_heads": attention.heads,
+        "intermediate_size": shared["ffn"].width,
+        "adapter_rank": shared["ffn"].lora[0].rank,
+        "use_shared_attention_adapter": bool(attention.lora),
+        "use_mem_rope": bool(attention.query),
+        "num_mem_blocks": len({*used} - {""}),
+        "layers_block_type": ["hybrid" if name else "linear_attention" for name in used],
+        "n_mamba_heads": mamba.heads,
+        "mamba_ngroups": mamba.key_heads,
+        "mamba_d_state": mamba.head_dim,
+        "chunk_size": 16,
+    }
+
+
 def _jamba(model: Model, layers: list[Facts]) -> Facts:
     mamba, attention, experts = layers[0]["mamba"], _first(layers, "attention"), layers[1]["experts"]
     first = next(depth for depth, layer in enumerate(layers) if "attention" in layer)
@@ -169,6 +191,7 @@ HYBRIDS: dict[str, Callable[[Facts], Any]] = {
     "granite4": built("GraniteMoeHybrid", _granite4),
     "falcon_h1": built("FalconH1", _falcon_h1),
     "jamba": built("Jamba", _jamba),
+    "zamba2": built("Zamba2", _zamba2),
     "lfm2": built("Lfm2", _lfm2),
     "minimax": built("MiniMax", _minimax),
     "olmo_hybrid": built("OlmoHybrid", _olmo_hybrid),

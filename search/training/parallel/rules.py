@@ -140,7 +140,7 @@ def _attention(branch: Any, size: int) -> Iterator[str]:
             yield f".{name}: {getattr(branch, name)} cannot be divided into {size} equal parts"
     if branch.mask.pattern(branch.heads).blocks is not None:
         yield f".mask: {branch.mask.type} differs from head to head"
-    for name in ("memory", "share", "kv", "switch"):
+    for name in ("memory", "share", "kv", "switch", "concat", "lora"):
         if getattr(branch, name) not in (None, "none", "own", ()):
             yield f".{name} cannot be divided"
     if branch.queries != "hidden":
@@ -173,8 +173,9 @@ def _hidden(branch: Any, size: int) -> Iterator[str]:
     for site in ("preactivation", "linear", "inner"):
         for item in getattr(branch, site, ())[:1]:
             yield f".{site}: {item.type} looks at all hidden channels, or is not divided with them"
-    if branch.share != "none":
-        yield ".share cannot be divided"
+    for name in ("share", "lora"):
+        if getattr(branch, name) not in ("none", ()):
+            yield f".{name} cannot be divided"
 
 
 def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
@@ -214,8 +215,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             where = ".".join(filter(None, (path, own)))
             if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:
                 yield "pipeline", f"{where} is shared by layers that different processes have"
-            carries = getattr(part, "type", "") in ("value_residual", "residual_dual", "per_layer_embedding")
-            if carries or getattr(part, "value_rank", 0) != 0:
+            carries = getattr(part, "type", "") in ("value_residual", "residual_dual")
+            if carries or getattr(part, "reads_embeddings", False) or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 

@@ -221,6 +221,75 @@ MINIMAX: dict[str, Any] = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 
+ALONE = {"type": "weighted", "stream": 0.0}
+SHARED: dict[str, Any] = {
+    "type": "sequential",
+    "attention": {
+        "heads": 4,
+        "head_dim": 16,
+        "scale": 8**-0.5,
+        "concat": "embeddings",
+        "share": "stack",
+        "query": [ROPE],
+        "key": [ROPE],
+        "lora": [{"of": name, "rank": 5} for name in ("query", "key", "value")],
+        "pre": [NORM],
+        "join": ALONE,
+    },
+    "ffn": {**GLU, "activation": "gelu", "lora": [{"rank": 5}], "share": "stack", "pre": [NORM], "join": ALONE},
+    "dense": {"activation": "identity", "join": ALONE},
+}
+ZAMBA2: dict[str, Any] = {
+    "d_model": 32,
+    "n_layers": 6,
+    "block": {
+        "sequential": {
+            "shared": SHARED,
+            "shared_2": SHARED,
+            "mamba2": {
+                "value_dim": 8,
+                "head_dim": 10,
+                "key_heads": 2,
+                "decay": {"type": "mamba2", "floor": 0.3},
+                "sdpa": [GATE, {**NORM, "eps": 2.0, "over": "heads", "groups": 2}],
+                "pre": [NORM],
+                "join": ALONE,
+            },
+        }
+    },
+    "overrides": {
+        "0,2,4": {"block.sequential.shared": None},
+        "0,1,3,5": {"block.sequential.shared_2": None},
+    },
+    "final": [NORM],
+}
+
+
+def zamba2() -> nn.Module:
+    """Two shared blocks and a layer without one, with an epsilon that can be seen, where theirs is a constant."""
+    model: nn.Module = theirs(
+        "Zamba2",
+        num_hidden_layers=6,
+        layers_block_type=["linear_attention", *["hybrid"] * 5],
+        num_mem_blocks=2,
+        num_key_value_heads=4,
+        adapter_rank=5,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+        time_step_min=0.3,
+        n_mamba_heads=8,
+        mamba_d_state=10,
+        mamba_ngroups=2,
+        chunk_size=16,
+        hidden_act="gelu",
+        tie_word_embeddings=True,
+    )()
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        mixer = getattr(layer, "mamba", None) or layer.mamba_decoder.mamba  # type: ignore[union-attr]
+        mixer.norm.variance_epsilon = 2.0  # type: ignore[union-attr]
+    return model
+
+
 ALL = [
     Published(
         "bamba",
@@ -286,6 +355,7 @@ ALL = [
         "lfm2",
         "lfm2",
     ),
+    Published("zamba2", zamba2, ZAMBA2, "zamba2", "zamba2", spread=0.7),
     Published("minimax", minimax, MINIMAX, "minimax", "minimax", spread=1.5),
     Published("olmo_hybrid", olmo_hybrid, OLMO_HYBRID, "olmo_hybrid", "olmo_hybrid"),
 ]
