@@ -232,62 +232,54 @@ SHARED: dict[str, Any] = {
         "share": "stack",
         "query": [ROPE],
         "key": [ROPE],
-        "lora": [{"of": name, "rank": 5} for name in ("query", "key", "value")],
         "pre": [NORM],
         "join": ALONE,
     },
     "ffn": {**GLU, "activation": "gelu", "lora": [{"rank": 5}], "share": "stack", "pre": [NORM], "join": ALONE},
     "dense": {"activation": "identity", "join": ALONE},
 }
-ZAMBA2: dict[str, Any] = {
-    "d_model": 32,
-    "n_layers": 6,
-    "block": {
-        "sequential": {
-            "shared": SHARED,
-            "shared_2": SHARED,
-            "mamba2": {
-                "value_dim": 8,
-                "head_dim": 10,
-                "key_heads": 2,
-                "decay": {"type": "mamba2", "floor": 0.3},
-                "sdpa": [GATE, {**NORM, "eps": 2.0, "over": "heads", "groups": 2}],
-                "pre": [NORM],
-                "join": ALONE,
-            },
-        }
-    },
-    "overrides": {
-        "0,2,4": {"block.sequential.shared": None},
-        "0,1,3,5": {"block.sequential.shared_2": None},
-    },
-    "final": [NORM],
-}
+MIXER: dict[str, Any] = {"value_dim": 8, "head_dim": 10, "decay": {"type": "mamba2", "floor": 0.3}, "pre": [NORM]}
 
 
-def zamba2() -> nn.Module:
-    """Two shared blocks and a layer without one, with an epsilon that can be seen, where theirs is a constant."""
-    model: nn.Module = theirs(
-        "Zamba2",
-        num_hidden_layers=6,
-        layers_block_type=["linear_attention", *["hybrid"] * 5],
-        num_mem_blocks=2,
-        num_key_value_heads=4,
-        adapter_rank=5,
-        use_shared_attention_adapter=True,
-        use_mem_rope=True,
-        time_step_min=0.3,
-        n_mamba_heads=8,
-        mamba_d_state=10,
-        mamba_ngroups=2,
-        chunk_size=16,
-        hidden_act="gelu",
-        tie_word_embeddings=True,
-    )()
-    for layer in model.model.layers:  # type: ignore[union-attr]
-        mixer = getattr(layer, "mamba", None) or layer.mamba_decoder.mamba  # type: ignore[union-attr]
-        mixer.norm.variance_epsilon = 2.0  # type: ignore[union-attr]
-    return model
+def zamba2_spec(shared: dict[str, Any], overrides: dict[str, Any], **mixer: Any) -> dict[str, Any]:
+    """Six layers of Mamba-2 with shared blocks before them."""
+    group = {**shared, "mamba2": {**MIXER, "join": ALONE, **mixer}}
+    return {"d_model": 32, "n_layers": 6, "block": {"sequential": group}, "overrides": overrides, "final": [NORM]}
+
+
+def gated_norm(**more: Any) -> list[Any]:
+    return [GATE, {**NORM, "eps": 2.0, "over": "heads", **more}]
+
+
+UPDATED = {**SHARED["attention"], "lora": [{"of": name, "rank": 5} for name in ("query", "key", "value")]}
+ZAMBA2_ONE = zamba2_spec(
+    {"shared": {**SHARED, "attention": UPDATED}}, {"::2": {"block.sequential.shared": None}}, sdpa=gated_norm()
+)
+ZAMBA2_TWO = zamba2_spec(
+    {"shared": SHARED, "shared_2": SHARED},
+    {"0,2,4": {"block.sequential.shared": None}, "0,1,3,5": {"block.sequential.shared_2": None}},
+    sdpa=gated_norm(groups=2),
+    key_heads=2,
+)
+
+
+def zamba2(layers: str, **more: Any) -> Any:
+    """What makes a model whose layers are Mamba-2 (m), or have a shared block too (h), with an epsilon that can be seen,
+    where theirs is a constant."""
+    kinds = ["hybrid" if layer == "h" else "linear_attention" for layer in layers]
+    ssd = {"n_mamba_heads": 8, "mamba_d_state": 10, "chunk_size": 16, "time_step_min": 0.3}
+    attention = {"num_key_value_heads": 4, "adapter_rank": 5, "use_mem_rope": True, "hidden_act": "gelu"}
+    own = {"num_hidden_layers": 6, "layers_block_type": kinds, "tie_word_embeddings": True}
+    make = theirs("Zamba2", **own, **ssd, **attention, **more)
+
+    def build() -> nn.Module:
+        model: nn.Module = make()
+        for layer in model.model.layers:  # type: ignore[union-attr]
+            mixer = layer.mamba_decoder.mamba if hasattr(layer, "mamba_decoder") else layer.mamba  # type: ignore[union-attr]
+            mixer.norm.variance_epsilon = 2.0  # type: ignore[union-attr]
+        return model
+
+    return build
 
 
 ALL = [
@@ -355,7 +347,22 @@ ALL = [
         "lfm2",
         "lfm2",
     ),
-    Published("zamba2", zamba2, ZAMBA2, "zamba2", "zamba2", spread=0.7),
+    Published(
+        "zamba2 1.2b",
+        zamba2("mhmhmh", use_shared_attention_adapter=True),
+        ZAMBA2_ONE,
+        "zamba2",
+        "zamba2/1.2b",
+        spread=0.7,
+    ),
+    Published(
+        "zamba2 7b",
+        zamba2("mhhhhh", num_mem_blocks=2, mamba_ngroups=2),
+        ZAMBA2_TWO,
+        "zamba2",
+        "zamba2/7b",
+        spread=0.7,
+    ),
     Published("minimax", minimax, MINIMAX, "minimax", "minimax", spread=1.5),
     Published("olmo_hybrid", olmo_hybrid, OLMO_HYBRID, "olmo_hybrid", "olmo_hybrid"),
 ]
