@@ -11,8 +11,8 @@ from archlab.arch_dsl.language.spec import fields_of
 from archlab.arch_dsl.parts.families import Norm, Scale
 from archlab.arch_dsl.primitives.branch import OUTER, Sublayer
 from archlab.arch_dsl.primitives.carries import Dual
-from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
 from archlab.arch_dsl.primitives.groups import Group
+from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
 from archlab.arch_dsl.primitives.scales import DepthScale
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import canonical

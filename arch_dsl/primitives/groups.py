@@ -18,8 +18,7 @@ from archlab.arch_dsl.tree.block import Block, parse_branches
 
 
 class Group(Sublayer):
-    """Branches that together give one update. `pre`, `post` and `join` of the group act on what goes in and comes out.
-    """
+    """Branches that together give one update. `pre`, `post` and `join` of the group act on what enters and leaves it."""
 
     post: tuple[Norm | Scale, ...] = ()
     branches: Block
@@ -57,8 +56,10 @@ class Group(Sublayer):
         problems = super().check(ctx, path)
         for name, member in self.branches.items():
             problems += member.check(ctx.at(name), f"{path}.{name}")
-            problems += [Problem(f"{path}.{name}.{field}".removesuffix("."), told, member.mark(field))
-                         for field, told in self.unfit(member)]
+            problems += [
+                Problem(f"{path}.{name}.{field}".removesuffix("."), told, member.mark(field))
+                for field, told in self.unfit(member)
+            ]
         return problems
 
     def unfit(self, member: Any) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,4 @@
-"""Low-rank updates: a product of two narrow maps beside a map of a branch's input, each layer's own where it is shared.
-"""
+"""Low-rank updates: a product of two narrow maps beside a map of a branch's input, which each layer has for itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A layout says how another library names and stores the parameters of a model: a YAML file, read in both directions.
 
 `tensors` maps each name there to our parameter, or to the several that one matrix holds, as patterns of names
-(name_patterns.py). `{use}` numbers the layers that use a shared branch, `{owner}` is the first of them. The name of a group is left out: `block.{i}.attention.…` is also
-`block.{i}.parallel.members.attention.…`.
+(name_patterns.py). `{use}` numbers the layers that use shared branches, `{owner}` is the first with the same branch.
+The name of a group is left out: `block.{i}.attention.…` is also `block.{i}.parallel.members.attention.…`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -14,12 +15,12 @@ from archlab.arch_dsl.model.model import Model, cost, resolve
 from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.feedforward import FeedForward
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.latent_attention import LatentAttention
 from archlab.arch_dsl.primitives.lightning_indexer import LightningIndexer
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
-from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.rwkv7 import RWKV7
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import layers_of
@@ -110,10 +111,19 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
 
 
 def fewest_layers(stack: Stack) -> int:
-    """The fewest layers of which each slice of a stack's overrides names one, and a loop has one."""
+    """The fewest layers of which each slice of a stack's overrides names one, a loop has one, and each shared branch
+    is in two."""
     outside = 0 if stack.loop is None else stack.loop.prelude + stack.loop.coda
     depths = range(outside + 1, stack.n_layers + 1)
-    return next(depth for depth in depths if all(layers_of(layers, depth) for layers in stack.overrides))
+    named = (depth for depth in depths if all(layers_of(layers, depth) for layers in stack.overrides))
+    shared, found = _shared(stack.layers()), stack.layers()
+    return next(depth for depth in named if all(_shared(found[:depth])[path] > 1 for path in shared))
+
+
+def _shared(layers: list[Block]) -> Counter[tuple[str, ...]]:
+    """How many layers have each branch that layers share, by its path."""
+    found = (steps for block in layers for steps, branch in block.walk() if branch.share != "none")
+    return Counter(found)
 
 
 def _widths(head_dim: int) -> Iterator[Width]:

@@ -8,9 +8,9 @@ from typing import Literal
 
 from archlab.arch_dsl.model.model import Model, cost, resolve
 from archlab.arch_dsl.parts.context import Cost
+from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.moe import MoE
-from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.zoo.entries import Entry, entry, load, names

@@ -102,7 +102,7 @@ def _falcon_h1(model: Model, layers: list[Facts]) -> Facts:
 def _zamba2(model: Model, layers: list[Facts]) -> Facts:
     """Hybrid layers are those with a shared block; each of these is used in turn."""
     blocks = [dict(layer["sequential"].branches.items()) for layer in layers]
-    used = [next((name for name in block if name.startswith("shared")), "") for block in blocks]
+    used = [next((name for name in block if name in ("a", "b")), "") for block in blocks]
     depth = next(depth for depth, name in enumerate(used) if name)
     shared, mamba = dict(blocks[depth][used[depth]].branches.items()), blocks[depth]["mamba2"]
     attention = shared["attention"]

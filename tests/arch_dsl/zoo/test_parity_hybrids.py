@@ -253,19 +253,19 @@ def gated_norm(**more: Any) -> list[Any]:
 
 UPDATED = {**SHARED["attention"], "lora": [{"of": name, "rank": 5} for name in ("query", "key", "value")]}
 ZAMBA2_ONE = zamba2_spec(
-    {"shared": {**SHARED, "attention": UPDATED}}, {"::2": {"block.sequential.shared": None}}, sdpa=gated_norm()
+    {"a": {**SHARED, "attention": UPDATED}}, {"::2": {"block.sequential.a": None}}, sdpa=gated_norm()
 )
 ZAMBA2_TWO = zamba2_spec(
-    {"shared": SHARED, "shared_2": SHARED},
-    {"0,2,4": {"block.sequential.shared": None}, "0,1,3,5": {"block.sequential.shared_2": None}},
+    {"a": SHARED, "b": SHARED},
+    {"0,2,4": {"block.sequential.a": None}, "0,1,3,5": {"block.sequential.b": None}},
     sdpa=gated_norm(groups=2),
     key_heads=2,
 )
 
 
 def zamba2(layers: str, **more: Any) -> Any:
-    """What makes a model whose layers are Mamba-2 (m), or have a shared block too (h), with an epsilon that can be seen,
-    where theirs is a constant."""
+    """What makes a model whose layers are Mamba-2 (m), or have a shared block too (h); the epsilon of the
+    gated norm can be seen, where theirs is a constant."""
     kinds = ["hybrid" if layer == "h" else "linear_attention" for layer in layers]
     ssd = {"n_mamba_heads": 8, "mamba_d_state": 10, "chunk_size": 16, "time_step_min": 0.3}
     attention = {"num_key_value_heads": 4, "adapter_rank": 5, "use_mem_rope": True, "hidden_act": "gelu"}

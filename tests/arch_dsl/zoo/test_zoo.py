@@ -128,6 +128,7 @@ def test_it_holds_what_is_published():
         "u_palm",
         "ul2",
         "xlstm",
+        "zamba2",
     ]
 
 
@@ -370,6 +371,7 @@ FEWEST = {
     "jamba": 2_500_000,
     "minimax": 5_000_000,
     "qwen3_next": 6_500_000,
+    "zamba2": 2_500_000,
 }  # of the narrowest: with all of their experts, or with layers that read the keys of others
 
 
