@@ -182,7 +182,7 @@ def _shape(branch: Any, part: str) -> str:
         return f"[B,T,{branch.width}]"
     if part in ("query_inner", "kv_inner"):
         return f"[B,T,{getattr(branch, part.replace('inner', 'latent'))}]"
-    return "" if part.endswith("projection") or part in ("dt", "switch") else "[B,T,D]"
+    return "" if part.endswith("projection") or part in ("dt", "lora", "switch") else "[B,T,D]"
 
 
 def _site(items: tuple[Any, ...], name: str, shape: str, depth: int, cost: Cost) -> Iterator[Line]:

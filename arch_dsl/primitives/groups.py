@@ -18,7 +18,7 @@ from archlab.arch_dsl.tree.block import Block, parse_branches
 
 
 class Group(Sublayer):
-    """Branches that together give one update. `pre`, `post` and `join` of the group act on what enters and leaves it."""
+    """Branches that together give one update. `pre`, `post` and `join` of the group act on its ends."""
 
     post: tuple[Norm | Scale, ...] = ()
     branches: Block
