@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import traceback
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from archlab.search.training.module import build_model
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
 from archlab.search.trial.trial import Trial
+from tests.search.forked import forking
 
 LLAMA = {
     "d_model": 32,
@@ -115,14 +115,7 @@ def run_together(jobs: list[Job], root: Path, environment: dict[int, dict[str, s
     `environment` has variables of single ranks.
     """
     world = jobs[0].parallel.world
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "archlab.search.training.train",
-            "archlab.search.training.parallel.team",
-            "archlab.search.training.parallel.pipeline",
-        ]
-    )
+    context = forking()
     answers = context.Queue()
     addresses = [f"127.0.0.1:{free_port()}" for _ in jobs]
     ranks = []

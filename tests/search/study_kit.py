@@ -14,6 +14,7 @@ from archlab.search.executors.inline import InlineExecutor
 from archlab.search.running.driver import drive
 from archlab.search.store.store import Row, Store
 from archlab.search.trial.trial import Trial
+from tests.search.forked import Forked
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -70,13 +71,18 @@ def until(true):
 
 
 class Driver:
-    """`drive` on a store's study in a fresh process and session, with the inline executor or with Ray."""
+    """`drive` on a store's study in a process and session of its own, with the inline executor or, as Ray has to be
+    imported anew, in a fresh interpreter with Ray."""
 
     def __init__(self, folder, trials, executor="inline", **options):
         job = {"folder": str(folder), "trials": [trial.to_json() for trial in trials], "executor": executor, **options}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if executor == "inline":
+            self.process = Forked(_drive, job, environment)
+            return
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "drive_toy.py"), json.dumps(job)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -95,6 +101,12 @@ class Driver:
             self.process.send_signal(signal.SIGKILL)
             raise
         return self.process.returncode, output
+
+
+def _drive(job):
+    from tests.search.drive_toy import main  # which imports this module
+
+    return main(job)
 
 
 def drive_inline(store, rows, study="s", **options):

@@ -392,8 +392,7 @@ def test_a_driver_that_is_killed_with_its_server_goes_on_at_once(tmp_path, url, 
     until(lambda: len(steps_run(tmp_path / "store")[1]) >= 2)
     postgres.stop(signal.SIGKILL)
     driver.process.kill()
-    driver.process.wait()
-    driver.process.stdout.close()
+    driver.process.communicate()
     postgres.start()
     code, output = Driver(tmp_path / "store", trials).end()
     assert code == 0, output
