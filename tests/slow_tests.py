@@ -46,7 +46,7 @@ KEPT = (
     "tests/fuzz/test_studies.py::test_a_file_with_changed_bytes_loads_or_says_where",
     "tests/kernels/test_aot.py",
     "tests/search/executors/test_ray.py::test_trials_get_the_results_that_they_get_inline",
-    "tests/search/running/test_driver_ends.py::test_a_study_killed_at_any_moment_ends_with_the_same_results[2]",
+    "tests/search/running/test_driver_ends.py::test_a_study_killed_at_any_moment_ends_with_the_same_results[8]",
     "tests/search/running/test_end_to_end.py::test_a_study_run_twice_gives_the_same_report_but_for_timings",
     "tests/search/sections/test_seek.py::test_search_proposes_refuses_and_repeats_its_best",
     "tests/search/study/test_study_schema.py::test_it_is_a_schema_and_the_committed_one",

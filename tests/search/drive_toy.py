@@ -1,7 +1,6 @@
-"""Run as a script: drives one study of toy trials as its JSON argument says, and exits with the summary's code."""
+"""Drives one study of toy trials as a job says, and exits with the summary's code: what the driver of a test does."""
 
 import json
-import sys
 from pathlib import Path
 
 from archlab.search.executors.inline import InlineExecutor
@@ -41,5 +40,6 @@ def main(job):
     return summary.exit_code
 
 
-if __name__ == "__main__":
-    leave(main(json.loads(sys.argv[1])))
+def run(job):
+    """To the end of the process."""
+    leave(main(job))

@@ -65,6 +65,6 @@ def _run(main, job, environment, output):
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     try:
-        raise SystemExit(main(job))
+        main(job)
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out, and any other process does

@@ -1,10 +1,8 @@
 """What the tests of scheduling share: a small study of toy trials, and a driver in a process of its own."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -71,23 +69,13 @@ def until(true):
 
 
 class Driver:
-    """`drive` on a store's study in a process and session of its own, with the inline executor or, as Ray has to be
-    imported anew, in a fresh interpreter with Ray."""
+    """`drive` on a store's study in a process and session of its own, with the inline executor or with Ray."""
 
     def __init__(self, folder, trials, executor="inline", **options):
         job = {"folder": str(folder), "trials": [trial.to_json() for trial in trials], "executor": executor, **options}
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        if executor == "inline":
-            self.process = Forked(_drive, job, environment)
-            return
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "drive_toy.py"), json.dumps(job)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        from tests.search.drive_toy import run  # which imports this module
+
+        self.process = Forked(run, job, {**os.environ, "PYTHONPATH": str(ROOT)})
 
     def group_signal(self, number):
         """What a terminal does on Ctrl-C: everyone in the foreground group gets it."""
@@ -101,12 +89,6 @@ class Driver:
             self.process.send_signal(signal.SIGKILL)
             raise
         return self.process.returncode, output
-
-
-def _drive(job):
-    from tests.search.drive_toy import main  # which imports this module
-
-    return main(job)
 
 
 def drive_inline(store, rows, study="s", **options):

@@ -17,6 +17,7 @@ from archlab.search.running.driver import drive
 from tests.search.processes import alive, descendants
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, Driver, go, make_store, results, rows_of, steps_run, toy, until
+from tests.slow_tests import ALL
 
 # The first one runs through; the others wait at two steps, so that no fault comes when all is done.
 TRIALS = [toy(x, steps=20, step_s=0.05, holds=[8, 15] if x > 1 else []) for x in range(1, 5)]
@@ -119,7 +120,7 @@ def test_when_the_head_of_ray_dies_the_driver_ends_and_the_next_run_completes(tm
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} <= {"complete", "planned", "running"}
     assert not [row["reason"] for row in store.study_trials("s") if (row["reason"] or "").startswith("crash")]
-    assert Driver(tmp_path, TRIALS, "ray").end(240)[0] == 0
+    assert Driver(tmp_path, TRIALS, "inline").end(240)[0] == 0
     assert results(store) == uninterrupted
     until_gone(processes)
 
@@ -141,7 +142,7 @@ def test_a_trial_that_eats_the_memory_is_ended_and_its_neighbour_lives(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.3, 2.0, 3.2])
+@pytest.mark.parametrize("after_s", [0.3, 2.0, *([3.2] if ALL else [])])
 def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     """Through the command line, as the signals are taken there; Ray's own handler would print a stack trace."""
     endless = "tokens: 50M, context: 32, batch: 4, lr: 1e-3, precision: fp32, compile: off"
