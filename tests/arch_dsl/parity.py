@@ -178,13 +178,19 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def survivors(published: Published) -> Iterator[tuple[str, Model]]:
-    """Every alteration of one field of our spec that their weights and numbers do not refuse."""
+    """Every alteration of one field of our spec, but those that are known to be inert, that their weights and numbers
+    do not refuse.
+
+    A block that only some layers have is altered in these alone: with ARCHLAB_ALL wholly, and otherwise in the branches
+    that no block before it has, whose fields took the same values there.
+    """
     model = model_of(published)
     for path, changed in _alterations(published.id, model):
         if changed != model and not breaks(published, changed):
             yield path, changed
     for name, stack in model.stacks().items():
         blocks, within = stack.layers(), f"{name}.block." if name else "block."
+        done = set(stack.block.items())
         for block in dict.fromkeys(blocks[1:]) if stack.overrides else ():
             if block == stack.block:
                 continue
@@ -193,6 +199,9 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
                 other = changed.stacks()[name].block
                 if not path.startswith(within) or other == block:
                     continue
+                branch = path.removeprefix(within).partition(".")[0]
+                if not ALL and (branch, block[branch]) in done:
+                    continue
                 first, overrides = normal_form([other if each == block else each for each in blocks])
                 try:
                     whole = arch_dsl.resolve(model.with_stack(name, stack.replace(block=first, overrides=overrides)))
@@ -200,12 +209,19 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
                     continue  # needs layers that the others are not
                 if not breaks(published, whole):
                     yield path, whole
+            done.update(block.items())
 
 
 def _alterations(name: str, model: Model) -> Iterator[tuple[str, Model]]:
-    """Of every field one value, or with ARCHLAB_ALL all; models draw different ones of the fields that they share."""
-    kinds = {spec.type if isinstance(spec, Family) else path for path, spec in walk(model)}
-    return alterations(Case(name, model, tuple(kinds), plain=True), seed=None if ALL else name)
+    """Of every field that is not inert one value, or with ARCHLAB_ALL all; models draw different ones of the fields
+    that they share."""
+    parts = dict(walk(model))
+    kinds = {spec.type if isinstance(spec, Family) else path for path, spec in parts.items()}
+    tables = any(isinstance(spec, Learned) for spec in parts.values())
+    inert = re.compile("|".join(pattern for pattern, _ in (*INERT, *(() if tables else (ROOM,)))))
+    for path, changed in alterations(Case(name, model, tuple(kinds), plain=True), seed=None if ALL else name):
+        if not inert.fullmatch(path):
+            yield path, changed
 
 
 def breaks(published: Published, changed: Model) -> bool:
@@ -268,13 +284,7 @@ def trials_of(models: list[Published]) -> list[Any]:
 def unexplained(published: Published) -> list[str]:
     """The alterations after which the parity still holds, though nobody says why."""
     model = model_of(published)
-    tables = any(isinstance(spec, Learned) for _, spec in walk(model))
-    known = [pattern for pattern, _ in (*INERT, *(() if tables else (ROOM,)))]
-    return [
-        f"{path}: {'; '.join(map(str, arch_dsl.diff(model, changed)))}"
-        for path, changed in survivors(published)
-        if not any(re.fullmatch(pattern, path) for pattern in known)
-    ]
+    return [f"{path}: {'; '.join(map(str, arch_dsl.diff(model, changed)))}" for path, changed in survivors(published)]
 
 
 def main() -> None:
