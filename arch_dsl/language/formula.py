@@ -7,6 +7,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ _LONGEST = 200  # characters
 _LARGEST = torch.finfo(torch.float16).max
 
 
+@lru_cache(1024)
 def normal_form(text: str) -> str:
     """One spelling of a formula; `silu(x)` is the activation `silu`. Raises ValueError for what is not allowed."""
     if len(text) > _LONGEST:
@@ -91,6 +93,7 @@ def function_of(activation: str) -> Function:
     return ACTIVATIONS[name] if name in ACTIVATIONS else formula(name)
 
 
+@lru_cache(1024)
 def formula(text: str) -> Function:
     """The function of a formula's normal form; its text is kept in `formula`."""
     evaluate = _compiled(ast.parse(text, mode="eval").body)
