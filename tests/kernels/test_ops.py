@@ -28,6 +28,7 @@ COMPILED = (
 )  # fmt: skip
 # The formula walks through time, and capturing unrolls the walk.
 SHORT = ("decay_length_1", "delta_length_1", "scan_length_1", "wkv_length_2", "removing_length_2", "mixing_length_2")
+WALKED = ("selective_scan", "wkv4")  # by Triton, whose operator is one node whatever the length, in its interpreter
 WALKS = ("linear_recurrence", "selective_scan", "wkv4", "wkv7", "slstm")
 
 
@@ -125,11 +126,11 @@ def _captured() -> Iterator[Any]:
     seen: set[tuple[str, str, str]] = set()
     for p in calls((torch.float32,)):
         (call,) = p.values
-        walks = call.implementation == "reference" and call.op.name in WALKS
+        walks = call.op.name in {"reference": WALKS, "triton": WALKED}.get(call.implementation, ())
         if call.case.name not in (SHORT if walks else COMPILED):
             continue
         kind = (call.op.name, call.implementation, call.device.kind)
-        slow = call.implementation == "reference" or kind in seen or pytest.mark.slow in p.marks
+        slow = walks or call.implementation == "reference" or kind in seen or pytest.mark.slow in p.marks
         if not slow:
             seen.add(kind)
         yield pytest.param(call, id=p.id, marks=[*p.marks, *([pytest.mark.slow] if slow else [])])
