@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archlab.search.utils.files import NO_JSON
+from archlab.search.utils.shapes import maybe, number
 from archlab.search.utils.untrusted import open_regular
 
 Floats = NDArray[np.float64]
@@ -25,8 +26,7 @@ SERIES = ("validation_loss", "loss", "grad_norm", "lr", "tokens_per_s")
 _TAIL_BYTES = 512
 _NOTHING = object()
 NAN = float("nan")
-_NUMBERS = frozenset((int, float))  # what JSON gives for them; a truth value is none
-_KNOWN = _NUMBERS | {type(None)}  # null is a number that is not finite
+_known = maybe(number)  # null is a number that is not finite
 
 
 class CurveFile:
@@ -92,15 +92,15 @@ class CurveFile:
             found = []
         if len(found) != len(lines):
             found = [_loaded(line) for line in lines]
-        kept = [each for each in found if isinstance(each, dict) and type(each.get("step")) in _NUMBERS]
+        kept = [each for each in found if isinstance(each, dict) and not number(each.get("step"))]
         self.unreadable += len(found) - len(kept)  # shown beneath the figure: the file is damaged there
         start = len(self._step)
         self._step.extend([each["step"] for each in kept])
         for column, name in ((self._time, "time"), (self._attempt, "attempt"), (self._tokens, "tokens")):
             values = [each.get(name) for each in kept]
-            column.extend([value if type(value) in _NUMBERS else NAN for value in values])
+            column.extend([NAN if number(value) else value for value in values])
         for name, (places, numbers) in self._values.items():
-            where = [place for place, each in enumerate(kept) if name in each and type(each[name]) in _KNOWN]
+            where = [place for place, each in enumerate(kept) if name in each and not _known(each[name])]
             places.extend([start + place for place in where])
             numbers.extend([NAN if (value := kept[place][name]) is None else value for place in where])
 

@@ -234,7 +234,7 @@ class Library:
         said = note, [trial["note"] for trial in trials if trial["note"]]
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder, said)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
-            self._comparisons[name] = (results, *self._compare(name))
+            self._comparisons[name] = (results, *self._compare(name, rows))
         _, comparison, problem = self._comparisons[name]
         file = from_here(record.get("file") or f"{name}.yaml", self.root)
         return Study(name, version, record, trials, holder, comparison, problem, curves, note, file)
@@ -288,14 +288,15 @@ class Library:
                 self._rows[name] = (record, [{**t, "measured": found.get(t["key"], {})} for t in trials])
         return self._rows[name]
 
-    def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
+    def _compare(self, name: str, rows: list[dict[str, Any]]) -> tuple[Comparison | None, str | None]:
         """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""
         # with pandas and scipy, which a server starts without
         from archlab.search.comparison.compare import load_comparison
 
         with self.open() as store:
             try:
-                return load_comparison(store, name), None
+                read = [{column: row[column] for column in row if column != "measured"} for row in rows]
+                return load_comparison(store, name, trials=read), None
             except (OSError, ValueError, KeyError) as error:
                 return None, f"The results can't be compared: {type(error).__name__}: {error}"
 

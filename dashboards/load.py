@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -16,6 +17,7 @@ from archlab.dashboards.marks import Figure, chart, trace
 from archlab.dashboards.theme import PALETTE, axis
 from archlab.search.hardware.load import FILE
 from archlab.search.utils.files import NO_JSON
+from archlab.search.utils.shapes import number
 from archlab.search.utils.untrusted import open_regular
 
 GIB = 2**30
@@ -61,12 +63,16 @@ def _read(path: Path) -> Samples:
             row = json.loads(line) if line.endswith(b"\n") else None
         except NO_JSON:  # a disk that was full has left a part of a line
             continue
-        if isinstance(row, dict) and isinstance(row.get("time"), int | float):
+        if isinstance(row, dict) and not number(row.get("time")):
             rows.append(row)
     rows.sort(key=lambda row: float(row["time"]))
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
-    columns = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
+    columns = {name: np.array([_number(row.get(name)) for row in rows], np.float64) for name in names}
     return {**columns, "host": [str(row.get("host", "")) for row in rows]} if rows else {}
+
+
+def _number(value: Any) -> float:
+    return math.nan if number(value) else float(value)
 
 
 def of_trial(samples: Samples) -> list[tuple[str, Figure]]:

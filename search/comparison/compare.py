@@ -39,15 +39,17 @@ def load_comparison(
     against: str | None = None,
     contrasts: Sequence[Sequence[str]] | None = None,
     among: int | None = None,
+    trials: Rows | None = None,
 ) -> Comparison:
     """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others. In
     its `trials` one whose driver is gone is `interrupted`. `against` names a variant in the place of the baseline,
     `contrasts` pairs of variants in the place of those that it was run with, which were chosen `among` so many.
+    `trials` are the rows of the study, where they have been read.
 
     Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file, SpecError for an
     unknown variant.
     """
-    trials = store.study_trials(study)
+    trials = store.study_trials(study) if trials is None else [dict(trial) for trial in trials]
     record = identified(store.study(study), trials, store.spec)
     record = record if contrasts is None else {**record, "contrasts": contrasts, "contrasts_among": among}
     record = record if against is None else with_reference(record, against)

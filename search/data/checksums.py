@@ -18,6 +18,7 @@ from archlab.search.utils.untrusted import NoRegularFile, open_regular, read_reg
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2**16
+_LARGEST_BLOCK = 2**28  # that is read at once
 SUMS = "checksums.json"
 DAMAGED = "damaged.txt"
 """Written into the folder of a data set by who finds it damaged: it is made again when it is prepared next."""
@@ -55,7 +56,7 @@ class Checksums:
             self._sums = {str(name): [int(each) for each in own] for name, own in held["files"].items()}
         except (*NO_JSON, TypeError, KeyError, AttributeError, NoRegularFile) as error:
             raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size) from error
-        if self._size < 1:
+        if not 1 <= self._size <= _LARGEST_BLOCK:
             raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size)
 
     def check(self, name: str) -> None:

@@ -21,6 +21,7 @@ from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
 from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
 from archlab.search.utils.files import NO_JSON, read_json
+from archlab.search.utils.shapes import Check, anything, count, fault_of, mapping, mapping_of, text
 from archlab.search.utils.untrusted import NoRegularFile, read_regular
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,15 @@ FORMAT = 1  # raised when the files, the splits or the cutting of documents chan
 HEADER = "data.json"
 HELD_OUT = ("validation", "test")
 OVERLAP = "overlap.json"  # beside the data; made after it, where it is missing
+_HEADER: Check = mapping(
+    {
+        "files": mapping_of(count),
+        "vocab": count,
+        "splits": mapping_of(mapping({"tokens": count})),
+        "labels": mapping_of(anything),
+        "dtype": text,
+    }
+)
 _STATE = "tokenizer.json"
 _LENGTHS = "token_bytes.npy"
 
@@ -82,6 +92,8 @@ class Dataset:
         found = header.get("format") if isinstance(header, dict) else None
         if found != FORMAT:
             raise DataError(f"data {identity} has format {found}, this archlab reads {FORMAT}")
+        if fault := fault_of(header, _HEADER):
+            raise DataError(f"data {identity} is damaged: {folder / HEADER}: {fault}")
         for name, size in header["files"].items():
             try:
                 held = (folder / name).stat().st_size

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from archlab.search.trial.metrics import read_metrics
 from archlab.search.trial.outcome_files import read_result
+from archlab.search.utils.files import read_json
 
 
 def total_steps(folder: Path) -> int | None:
-    """Optimizer steps of a trial that has been started, from its recipe."""
-    return steps_of(json.loads((folder / "trial.json").read_text())["recipe"])
+    """Optimizer steps of a trial that has been started, from its recipe; None where its trial.json is damaged."""
+    recipe = (read_json(folder / "trial.json") or {}).get("recipe")
+    return steps_of(recipe) if isinstance(recipe, dict) else None
 
 
 def steps_of(recipe: dict[str, Any]) -> int | None:

@@ -17,12 +17,16 @@ from typing import Any
 from archlab.arch_dsl.language import plugins
 from archlab.search.data.checksums import SUMS, Checksums, DamagedData
 from archlab.search.data.dataset import HEADER, OVERLAP
-from archlab.search.running.table_damage import Damage, key_of, of_kept, of_members, of_studies
+from archlab.search.running.table_damage import Damage, key_of, of_events, of_kept, of_members, of_studies
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.folders import DISPUTED
+from archlab.search.store.kept import COORDINATES, RATIO
 from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, parsed
 from archlab.search.store.store import Store
+from archlab.search.trial.metrics import LINE
+from archlab.search.trial.outcome_files import fault_of_result
 from archlab.search.utils.files import NO_JSON
+from archlab.search.utils.shapes import fault_of
 from archlab.search.utils.untrusted import has_link, open_regular
 
 MOST_BYTES = 2**28  # of a file that is read as a whole, such as a journal
@@ -66,11 +70,13 @@ class Look:
         for row in self.rows:
             yield from _told(f"trials/{str(row['key'])[:2]}/{row['key']}", self._trial(row))
         yield from of_kept(self.store)
+        yield from of_events(self.store)
         for folder in self._inside("data"):
             yield from _told(f"data/{folder.name}", self._data(folder))
         for name in ("stages", "prefixes"):
             for folder in self._inside(name):
                 yield from _told(f"{name}/{folder.name}", self._beginnings(folder))
+        yield from self._measurements()
         for path in self._inside(plugin_files.FOLDER):
             yield from _told(f"{plugin_files.FOLDER}/{path.name}", self._plugin(path))
 
@@ -135,9 +141,8 @@ class Look:
             fault = "a repair was ended that takes its result back"
             yield self._again(f"{at}/{DISPUTED}", fault, key, of, _mapping(row["result"]) or {})
             return
-        found = self._json(folder / "result.json") if "result.json" in files else None
-        file: dict[str, Any] | None = found if isinstance(found, dict) else None
-        held = _mapping(row["result"])
+        file, wrong = self._result_file(folder) if "result.json" in files else (None, None)
+        held = None if "result" in faults else _mapping(row["result"])
         for column, fault in faults.items():
             place = f"trial table: trial {key[:12]} {column}"
             known = file is not None and held is not None and _apart(file) == _apart(held)
@@ -160,9 +165,7 @@ class Look:
                     f"{at}/result.json", "it is missing", "it is written from the table", "result.json", (key,), of
                 )
         elif file is None:
-            yield Damage(
-                f"{at}/result.json", "it is no JSON", "it is written from the table", "result.json", (key,), of
-            )
+            yield Damage(f"{at}/result.json", str(wrong), "it is written from the table", "result.json", (key,), of)
         elif _apart(held) != _apart(file):
             absent = "nothing"
             names = sorted(_apart(held).keys() | _apart(file))
@@ -209,8 +212,10 @@ class Look:
             lines = self._read(path).split(b"\n")
         except (OSError, ValueError) as error:
             return f"it can't be read: {getattr(error, 'strerror', None) or error}"
-        bad = [number for number, line in enumerate(lines[:-1], 1) if fault_in(line, dict)]
-        return f"line {bad[0]} is no JSON{f', and {len(bad) - 1} more' if len(bad) > 1 else ''}" if bad else None
+        read = ((number, *parsed(line, dict)) for number, line in enumerate(lines[:-1], 1))
+        bad = [(number, fault) for number, line, value_fault in read if (fault := value_fault or fault_of(line, LINE))]
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return f"line {bad[0][0]}: {bad[0][1]}{more}" if bad else None
 
     def _documents(self, path: Path) -> str | None:
         try:
@@ -255,6 +260,20 @@ class Look:
                     then = "it is put aside; trials that begin with it train it again"
                     yield Damage(str(path.relative_to(self.store.root)), fault, then, "aside")
 
+    def _measurements(self) -> Iterator[Damage]:
+        """Ratios of step times, and coordinates of widths."""
+        again = "it is put aside, and measured again"
+        kinds = (
+            ("timings", RATIO, f"{again}: variants that were matched by it may become others"),
+            ("coordinates", COORDINATES, again),
+        )
+        for name, check, then in kinds:
+            for path in self._inside(name):
+                if path.suffix == ".json" and not path.name.startswith("."):
+                    found, fault = parsed(self._bytes(path), dict)
+                    if fault := fault or fault_of(found, check):
+                        yield Damage(f"{name}/{path.name}", fault, then, "aside")
+
     def _plugin(self, path: Path) -> Iterator[Damage]:
         if path.suffix == ".py" and plugins.digest_of(self._read(path)) != path.stem.rpartition("-")[2]:
             then = "its studies ask for it as it was; run one with its own copy, which puts it there"
@@ -280,11 +299,14 @@ class Look:
         except (OSError, ValueError):
             return None
 
-    def _json(self, path: Path) -> Any:
+    def _result_file(self, folder: Path) -> tuple[dict[str, Any] | None, str | None]:
+        """The result.json of a trial, or what is wrong with it."""
         try:
-            return json.loads(self._read(path))
-        except (OSError, *NO_JSON):
-            return None
+            found, fault = parsed(self._read(folder / "result.json"), dict)
+        except (OSError, ValueError) as error:
+            return None, f"it can't be read: {getattr(error, 'strerror', None) or error}"
+        fault = fault or fault_of_result(found, found.get("state"))
+        return (None, fault) if fault else (found, None)
 
 
 def _told(place: str, found: Iterator[Damage]) -> Iterator[Damage]:

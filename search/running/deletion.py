@@ -11,6 +11,7 @@ from pathlib import Path
 
 from archlab.search.store import findings, notes
 from archlab.search.store.lock import StudyLock, in_use
+from archlab.search.store.rows import is_key
 from archlab.search.store.store import Store, StoreError
 from archlab.search.utils.files import lock_file, read_json, size_of, write_whole
 
@@ -120,7 +121,8 @@ def _list_of(store: Store, study: str) -> Path:
 def _still_there(store: Store) -> Iterator[tuple[str, Path]]:
     """Key and folder of the listed trials that the table no longer has."""
     for path in sorted((store.root / DELETED).glob("*.json")):
-        keys = (read_json(path) or {}).get("keys", [])
+        found = (read_json(path) or {}).get("keys")
+        keys = [key for key in found if is_key(key)] if isinstance(found, list) else []
         known = store.known(keys)
         yield from ((key, folder) for key in keys if key not in known and (folder := store.trial_folder(key)).exists())
 

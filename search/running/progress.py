@@ -22,8 +22,8 @@ from archlab.search.recipe.steps import total_steps
 from archlab.search.results.selection import tuned_paths
 from archlab.search.running.pace import Pace, Part, worker
 from archlab.search.store.roles import ROLE
+from archlab.search.trial.metrics import last_training_line
 
-_TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two looks of plain progress
 _SHOWN = 16  # running trials that plain progress has a line for
 
@@ -329,19 +329,3 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
     if "messages" in event:  # of a section, under its key
         return "\n".join(event["messages"])
     return _LINES.get(kind, "").format(name=name, event=event)
-
-
-def last_training_line(folder: Path) -> dict[str, Any] | None:
-    """The newest whole training line of metrics.jsonl, None before the first."""
-    try:
-        with open(folder / "metrics.jsonl", "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        if line.startswith(b"{") and b'"tokens"' in line:
-            found: dict[str, Any] = json.loads(line)
-            return found
-    return None

@@ -17,7 +17,7 @@ from archlab.search.running.table_damage import REPAIRED, Damage
 from archlab.search.store.database import Changes, StoreError
 from archlab.search.store.folders import DISPUTED
 from archlab.search.store.lock import in_use, is_study_name
-from archlab.search.store.rows import SPEC_DAMAGED, faults_of, parsed
+from archlab.search.store.rows import SPEC_DAMAGED, faults_of, is_time, parsed
 from archlab.search.store.store import Store
 from archlab.search.store.studies import log_event
 from archlab.search.utils.files import lock_file, make_private, write_whole
@@ -32,6 +32,7 @@ _GOES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "drop": (("study_trial", "key = ?"), ("trial", "key = ?")),
     "decision": (("decision", "place = ? AND name = ?"),),
     "memory": (("memory", "place = ? AND name = ?"),),
+    "event": (("event", "id = ?"),),
 }
 _START_AGAIN = "UPDATE trial SET state = 'planned', reason = NULL WHERE key = ? AND reason = ?"
 _NEUTRAL = {"settings": "{}", "seed": 0, "until": None, "position": 0, "orphaned": 0}
@@ -69,6 +70,11 @@ class _Mending:
         """Raises StoreError, OSError."""
         if damage.mend in _GOES:
             self._remove_rows(damage)
+        elif damage.mend == "detail":
+            self._keep_row("event", "id = ?", damage.row)
+            self._write("UPDATE event SET detail = '{}' WHERE id = ?", damage.row)
+        elif damage.mend == "dates":
+            self._set_dates(damage.row[0])
         elif damage.mend == "relist":
             self._relist(damage)
         elif damage.mend == "key":
@@ -140,6 +146,11 @@ class _Mending:
 
         self.store.database.write(change)
 
+    def _set_dates(self, study: str) -> None:
+        row, now = self._keep_row("study", "name = ?", (study,))[0], time.time()
+        dates = [row[name] if is_time(row[name]) else now for name in ("created", "updated")]
+        self._write("UPDATE study SET created = ?, updated = ? WHERE name = ?", (*dates, study))
+
     def _relist(self, damage: Damage) -> None:
         row = self._keep_row("study_trial", _MEMBER, damage.row)[0]
         wrong = [name for name in faults_of(row) if name in _NEUTRAL]
@@ -152,7 +163,7 @@ class _Mending:
         goes = _GOES[damage.mend or ""]
         for table, where in goes:
             self._keep_row(table, where, damage.row)
-        if damage.mend not in ("decision", "memory"):  # until these have run, nobody knows what they want
+        if damage.mend not in ("decision", "memory", "event"):  # until these have run, nobody knows what they want
             for study in damage.studies or ("",):
                 self.store.remember(REPAIRED, study if is_study_name(study) else "", {})
 

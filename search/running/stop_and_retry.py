@@ -14,8 +14,11 @@ from typing import Any
 from archlab.search.store.lock import holder_of, lock_path
 from archlab.search.store.store import Store, StoreRefused
 from archlab.search.utils.files import read_json, write_whole
+from archlab.search.utils.shapes import Check, count, mapping
 
 WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkpoint, trackers half a minute
+
+_REQUEST: Check = mapping({}, {"times": count})
 
 
 def stop_study(root: Path, study: str, wait_s: float = WAIT_S) -> dict[str, Any]:
@@ -74,7 +77,8 @@ def _request(root: Path, study: str) -> Path:
 
 def _read(root: Path, study: str) -> dict[str, Any]:
     """The request that is there; {} without one, or for one that a power cut left empty."""
-    return read_json(_request(root, study)) or {}
+    found = read_json(_request(root, study)) or {}
+    return found if not _REQUEST(found) else {}
 
 
 def _signalled(root: Path, study: str, holder: dict[str, Any]) -> bool:

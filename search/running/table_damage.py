@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from archlab.search.store.kept import fault_of
 from archlab.search.store.lock import is_study_name
-from archlab.search.store.rows import faults_of, is_key, is_spec_of, parsed, unsealed
+from archlab.search.store.rows import event_faults, faults_of, is_key, is_spec_of, is_time, parsed, unsealed
 from archlab.search.store.store import Store
 
 Mend = Literal[
     "study", "unlist", "relist", "decision", "memory", "key", "drop", "spec", "members", "columns", "trial.json",
-    "result", "result.json", "plan", "aside", "data",
+    "result", "result.json", "plan", "aside", "data", "event", "detail", "dates",
 ]  # fmt: skip
 REPAIRED = "repaired"
 """The kind under which a store remembers which studies must run again before it is known what they want."""
@@ -40,7 +40,7 @@ class Damage:
 
 def of_studies(store: Store) -> Iterator[Damage]:
     """Names and records."""
-    for row in store.database.query("SELECT name, record FROM study ORDER BY name"):
+    for row in store.database.query("SELECT name, record, created, updated FROM study ORDER BY name"):
         if not is_study_name(row["name"]):
             then = "its rows go; the next run of its file stores it anew, and finds its trials"
             place = f"trial table: study {str(row['name'])[:40]!r}"
@@ -48,6 +48,22 @@ def of_studies(store: Store) -> Iterator[Damage]:
         elif fault := unsealed(row["record"])[1]:
             then = "run its file again, which stores it anew; no trial is trained again"
             yield Damage(f"trial table: study '{row['name']}' record", fault, then, studies=(row["name"],))
+        for column in ("created", "updated"):
+            if is_study_name(row["name"]) and not is_time(row[column]):
+                place, fault = f"trial table: study '{row['name']}' {column}", f"it is {str(row[column])[:40]!r}"
+                yield Damage(place, fault, "it is set to now", "dates", (row["name"],), (row["name"],))
+
+
+def of_events(store: Store) -> Iterator[Damage]:
+    """What happened. Nothing that is computed depends on it but for costs and the proposals that were refused."""
+    for row in store.database.query("SELECT id, time, study, key, attempt, kind, detail FROM event ORDER BY id"):
+        faults = event_faults(row)
+        if gone := next((name for name in faults if name != "detail"), None):
+            then, of = "the row goes", (str(row["study"]),) if is_study_name(row["study"]) else ()
+            yield Damage(f"trial table: event {row['id']} {gone}", faults[gone], then, "event", (row["id"],), of)
+        elif faults:
+            then = "it is emptied: what the attempt has spent is not known any more"
+            yield Damage(f"trial table: event {row['id']} detail", faults["detail"], then, "detail", (row["id"],))
 
 
 def of_members(store: Store) -> Iterator[Damage]:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from archlab.search.store.kept import MEASURE
 from archlab.search.store.store import Store
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import read_json, write_whole
 
-_KIND, _ASKED = "measure ", "asked "
+_KIND, _ASKED = MEASURE, "asked "
 
 
 def kind_of(key: str) -> str:
@@ -64,7 +65,6 @@ def keep_finding(store: Store, key: str, digest: str, finding: dict[str, Any]) -
     """Keeps a finding in the store, and its numbers in the trial's result.json too, for whoever looks there."""
     store.remember(kind_of(key), digest, finding)
     path = store.trial_folder(key) / "result.json"
-    if path.exists():
-        result = json.loads(path.read_text())
+    if (result := read_json(path)) is not None:
         told = {each["measure"]: each["values"] for each in findings(store, [key])[key]}
         write_whole(path, json.dumps(result | {"measures": told}, indent=1, allow_nan=False))

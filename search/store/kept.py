@@ -1,46 +1,118 @@
-"""What a store keeps beside trials, decisions of studies and what all may use: what each of them has to hold."""
+"""What a store keeps as JSON beside results: settings of trials, details of events, decisions of studies, and what all
+may use. For each of them what it has to be."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Of a decision how its name begins, of a memory its kind; and something like the value: a number, a text, one of
-# several (a tuple), a list of such, a mapping with these entries, or with any (`*`). Others may be any JSON.
-_LIKE: dict[str, dict[str, Any]] = {
-    "decision": {
-        "precision and compile": dict.fromkeys(("precision", "compile", "why_precision", "why_compile"), ""),
-        "micro_batch": 1,
-        "tune_sd": 0.0,
-        "seed_sd": 0.0,
+from archlab.search.utils import shapes
+from archlab.search.utils.shapes import (
+    Check,
+    anything,
+    count,
+    deviation,
+    either,
+    list_of,
+    mapping,
+    mapping_of,
+    maybe,
+    number,
+    one_of,
+    plain,
+    positive,
+    text,
+    whole,
+)
+
+MEASURE = "measure "
+"""How the kinds begin under which a store remembers what was measured of a trial, whose key follows."""
+NOTES = ("note study", "note trial")
+"""Under which kinds it remembers what people write."""
+
+_SETTINGS: Check = mapping_of(plain)
+_PROPOSED: Check = mapping({"number": count})
+_RATED: Check = mapping({}, {"lr": maybe(number)})
+_SPENT: Check = mapping({}, {"tokens": count, "gpu_s": number})
+_DETAIL: Check = mapping(
+    {},
+    {
+        "number": count,
+        "values": mapping_of(plain),
+        "spent": maybe(_SPENT),
+        "gpus": number,
+        "reason": maybe(text),
+        "message": text,
+        "variant": text,
     },
-    "memory": {
-        "step_time": {"seconds": 0.0},
-        "noise": {"*": {"variance": 0.0, "df": 1, "documents": (None, 0.0), "trials": 1, "keys": [""]}},
-    },
+)
+RATIO: Check = mapping({"ratio": positive})
+"""A file of `timings/`: how many times as long a step of one model takes as one of another."""
+COORDINATES: Check = mapping({"powers": mapping_of(number), "least": mapping_of(number), "widths": list_of(count)})
+"""A file of `coordinates/`: how what passes the sites of a model grows with its width."""
+_VARIANT: Check = mapping({"name": text, "baseline": text}, {"parameters": count, "flops_per_token": number})
+_RECORD: Check = either(  # of an older archlab: a newer one keeps a digest of it
+    mapping({"study": text, "seeds": list_of(count), "variants": list_of(_VARIANT)}),
+    mapping({}, {"baseline": text, "question": maybe(text), "context": count, "tokens": count, "tune": plain}),
+)
+_DECISIONS: dict[str, Check] = {  # by how their names begin
+    "precision and compile": mapping(
+        {
+            "precision": one_of("fp32", "bf16"),
+            "compile": one_of("off", "blocks"),
+            "why_precision": text,
+            "why_compile": text,
+        }
+    ),
+    "micro_batch": whole(count, 1),
+    "tune_sd": deviation,
+    "seed_sd": deviation,
+}
+_NOISE: Check = mapping(
+    {
+        "variance": deviation,
+        "df": whole(count, 1),
+        "documents": maybe(deviation),
+        "trials": count,
+        "keys": list_of(text),
+    }
+)
+_NUMBERS: Check = list_of(maybe(number))
+_CURVE: Check = mapping({"x": list_of(number), "y": _NUMBERS, "n": number})
+_GRID: Check = mapping(
+    {"rows": list_of(plain), "columns": list_of(plain), "row": text, "column": text, "values": list_of(_NUMBERS)}
+)
+_FINDING: Check = mapping(
+    {"measure": text, "version": count, "values": mapping_of(maybe(number))},
+    {"data": text, "curves": mapping_of(_CURVE), "grids": mapping_of(_GRID), "seconds": number, "time": number},
+)
+_MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin
+    "step_time": mapping({"seconds": positive}),
+    "noise": mapping_of(_NOISE),
+    "calibrated": mapping({"train": mapping_of(plain), "asked": mapping_of(text), "of": text}),
+    MEASURE: _FINDING,
+    **dict.fromkeys(NOTES, mapping({"text": text, "tags": list_of(text)})),
 }
 
 
 def fault_of(table: str, place: str, name: str, value: Any) -> str | None:
     """What is wrong with the value of a row of `decision` or `memory`; None where nothing is."""
-    known = _LIKE[table]
-    if table == "memory":
-        like = known.get(place)
+    if table == "decision":
+        check = next((each for word, each in _DECISIONS.items() if f"{name} ".startswith(f"{word} ")), anything)
     else:
-        like = next((each for word, each in known.items() if f"{name} ".startswith(f"{word} ")), None)
-    return None if like is None or _is_like(value, like) else "it is not what a run stored there"
+        check = _FINDING if place.startswith(MEASURE) else _MEMORIES.get(place, anything)
+    return shapes.fault_of(value, check)
 
 
-def _is_like(value: Any, like: Any) -> bool:
-    if isinstance(like, tuple):
-        return any(_is_like(value, each) for each in like)
-    if isinstance(like, float):
-        return isinstance(value, float | int) and not isinstance(value, bool)
-    if type(value) is not type(like):
-        return False
-    if isinstance(like, list):
-        return all(_is_like(each, like[0]) for each in value)
-    if isinstance(like, dict):
-        if "*" in like:
-            return all(_is_like(each, like["*"]) for each in value.values())
-        return all(name in value and _is_like(value[name], each) for name, each in like.items())
-    return True
+def fault_of_settings(settings: Any, role: Any) -> str | None:
+    """What is wrong with the settings of a row in a role."""
+    return shapes.fault_of(settings, _PROPOSED if role == "search" else _SETTINGS) or shapes.fault_of(settings, _RATED)
+
+
+def fault_of_detail(detail: Any) -> str | None:
+    """What is wrong with the detail of an event."""
+    return shapes.fault_of(detail, _DETAIL)
+
+
+def fault_of_record(record: Any) -> str | None:
+    """What is wrong with a study's record that has no digest."""
+    return shapes.fault_of(record, _RECORD)

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from archlab.search.store.kept import NOTES
 from archlab.search.store.studies import Studies
 
 TAG = re.compile(r"[\w.+-]{1,40}")
 LONGEST = 20_000
 """Characters of a note."""
 MOST_TAGS = 50
-_KINDS = {"study": "note study", "trial": "note trial"}
+_KINDS = dict(zip(("study", "trial"), NOTES, strict=True))
 """Under which kind a store remembers them."""
 
 

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
 from archlab.search.store.kept import fault_of
 from archlab.search.store.lock import holder_of, is_study_name
-from archlab.search.store.rows import STATES, WHAT_NOW, json_of, parsed, sealed, tell_left_out, unsealed
+from archlab.search.store.rows import (
+    STATES,
+    WHAT_NOW,
+    event_row,
+    is_time,
+    parsed,
+    sealed,
+    tell_left_out,
+    unsealed,
+)
 
 T = TypeVar("T")
 MANY = 500  # values in one question
@@ -54,7 +63,8 @@ class Studies:
             own[state] = own.get(state, 0) + each["n"]
         return [
             {
-                **{name: row[name] for name in ("name", "created", "updated")},
+                "name": row["name"],
+                **{name: row[name] if is_time(row[name]) else 0.0 for name in ("created", "updated")},
                 "question": _question(row["record"]),
                 "counts": counts.get(row["name"], {}),
             }
@@ -119,7 +129,7 @@ class Studies:
 
     def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
         """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
-        found = self._values("decision", study, name)
+        found = self._decisions(study, name)
         if not found:
             decided = (study, name, json.dumps(compute()), time.time())
             self._write(
@@ -128,16 +138,18 @@ class Studies:
                     decided,
                 )
             )
-            found = self._values("decision", study, name)
+            found = self._decisions(study, name)
         return found[0]
 
     def decided(self, study: str, name: str) -> Any:
         """The study's decision of that name; None where none was made."""
-        return next(iter(self._values("decision", study, name)), None)
+        return next(iter(self._decisions(study, name)), None)
 
     def recall(self, kind: str, key: str) -> Any:
-        """What was remembered last under this kind and key, by whichever study; None where nothing was."""
-        return next(iter(self._values("memory", kind, key)), None)
+        """What was remembered last under this kind and key, by whichever study; None where nothing was, or where it is
+        damaged: then it is measured again, which is told."""
+        rows = self._query("SELECT value FROM memory WHERE place = ? AND name = ?", (kind, key))
+        return next((value for row in rows if (value := self._sound(kind, key, row["value"])) is not None), None)
 
     def remember(self, kind: str, key: str, value: Any) -> None:
         """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
@@ -149,10 +161,7 @@ class Studies:
 
         def change(db: Changes) -> None:
             rows = db.execute("SELECT value FROM memory WHERE place = ? AND name = ?", (kind, key))
-            whole = {
-                **(json_of(rows[0]["value"], dict, f"what is kept as '{kind} {key}'") if rows else {}),
-                name: value,
-            }
+            whole = {**((self._sound(kind, key, rows[0]["value"]) if rows else None) or {}), name: value}
             db.execute(_REMEMBER, (kind, key, json.dumps(whole), time.time()))
 
         self._write(change)
@@ -164,10 +173,18 @@ class Studies:
     def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         """kind -> {key: value} of all that is remembered under these kinds, but for what is damaged."""
         found = self._remembered("value", kinds)
-        texts = {kind: {key: parsed(text, object) for key, text in kept.items()} for kind, kept in found.items()}
-        for kind, name in ((k, n) for k, kept in texts.items() for n, (_, fault) in kept.items() if fault):
-            tell_left_out(f"a damaged value of '{kind} {name}'")
-        return {kind: {k: value for k, (value, fault) in kept.items() if not fault} for kind, kept in texts.items()}
+        texts = {
+            kind: {key: self._sound(kind, key, text) for key, text in kept.items()} for kind, kept in found.items()
+        }
+        return {kind: {k: value for k, value in kept.items() if value is not None} for kind, kept in texts.items()}
+
+    def _sound(self, kind: str, key: str, text: Any) -> Any:
+        """A remembered value, None of a damaged one, which is told."""
+        value, fault = parsed(text, object)
+        if fault or fault_of("memory", kind, key, value):
+            tell_left_out(f"a damaged value of '{kind} {key}'")
+            return None
+        return value
 
     def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -177,14 +194,14 @@ class Studies:
             found.setdefault(row["place"], {})[row["name"]] = row[column]
         return found
 
-    def _values(self, table: str, place: str, name: str) -> list[Any]:
-        rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        whose = f"what is kept as '{place} {name}'"
-        found = [json_of(row["value"], object, whose) for row in rows]
-        for fault in (fault_of(table, place, name, value) for value in found):
-            if fault:
+    def _decisions(self, study: str, name: str) -> list[Any]:
+        rows = self._query("SELECT value FROM decision WHERE place = ? AND name = ?", (study, name))
+        found = [parsed(row["value"], object) for row in rows]
+        for value, fault in found:
+            if fault := fault or fault_of("decision", study, name, value):
+                whose = f"what study '{study}' decided as '{name}'"
                 raise StoreRefused(f"{whose} is damaged in the trial table: {fault}; {WHAT_NOW}")
-        return found
+        return [value for value, _ in found]
 
     def add_event(
         self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
@@ -194,14 +211,14 @@ class Studies:
 
     def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
         """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given. A damaged
-        detail is empty."""
+        detail is empty, and an event with another damage is left out, which is told."""
         asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
         where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
         rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
-        details = (
-            {} if row["detail"] == "{}" else parsed(row["detail"], dict)[0] or {} for row in rows
-        )  # most are empty
-        return [{**row, "detail": detail} for row, detail in zip(rows, details, strict=True)]
+        found = [event for row in rows if (event := event_row(row)) is not None]
+        if len(found) < len(rows):
+            tell_left_out("a damaged event")
+        return found
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
@@ -210,7 +227,7 @@ class Studies:
             rows = self._query(f"{first} GROUP BY key")
         else:
             rows = list(self._query_many(f"{first} AND key IN", wanted, "GROUP BY key"))
-        return {row["key"]: float(row["time"]) for row in rows if row["key"] in wanted}
+        return {row["key"]: float(row["time"]) for row in rows if row["key"] in wanted and is_time(row["time"])}
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
         return self.database.query(sql, values)

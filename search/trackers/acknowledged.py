@@ -11,7 +11,7 @@ from pathlib import Path
 
 from archlab.search.store.addresses import server_of
 from archlab.search.store.database import Database, Sqlite, StoreDamaged
-from archlab.search.trackers.tracked import START, Position, Tracked, new_lines, values_of
+from archlab.search.trackers.tracked import START, Position, Tracked, new_lines, position_of, values_of
 from archlab.search.utils.canonical import canonical_json
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,14 @@ class Spool:
         rows = self._db.query(
             "SELECT key, place, position, told FROM shipped WHERE target = ? AND study = ?", (target, study)
         )
-        return {row["key"]: Shipped(row["place"], Position(*json.loads(row["position"])), row["told"]) for row in rows}
+        places = {row["key"]: position_of(row["position"]) for row in rows}
+        if None in places.values():
+            log.warning("what %s was sent of %s is damaged for some trials: they are sent again", target, study)
+        return {
+            row["key"]: Shipped(row["place"], place, row["told"])
+            for row in rows
+            if (place := places[row["key"]]) is not None
+        }
 
     def put(self, target: str, study: str, key: str, shipped: Shipped) -> None:
         """Remembers an acknowledgement."""

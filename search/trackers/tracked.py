@@ -172,6 +172,17 @@ def _record(text: bytes) -> dict[str, Any] | None:
     return found if 0 <= found["step"] < _LARGEST and 0 <= found["time"] < _LARGEST else None  # NaN is neither
 
 
+def position_of(text: str) -> Position | None:
+    """The place that `text`, JSON, says; None where it is damaged."""
+    try:
+        found = json.loads(text)
+    except (*NO_JSON, TypeError):
+        return None
+    if not isinstance(found, list) or [type(each) for each in found] != [int, str, int, int] or found[0] < 0:
+        return None
+    return Position(*found)
+
+
 def _is_number(value: Any) -> bool:
     return value is None or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 

@@ -18,8 +18,12 @@ from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.data.dataset import Dataset
 from archlab.search.recipe.recipe import Recipe
+from archlab.search.store.database import StoreRefused
+from archlab.search.store.kept import RATIO
 from archlab.search.trial.trial import Trial
+from archlab.search.utils import shapes
 from archlab.search.utils.canonical import canonical_json
+from archlab.search.utils.files import read_json
 
 if TYPE_CHECKING:
     from archlab.search.training.loop import Loop
@@ -67,8 +71,12 @@ class Timings:
 
             with compiling({"compile": ours.recipe.compile}, self._folder.parent):
                 self._keep(path, measure(ours, other, self._threads))
-        found: float = json.loads(path.read_text())["ratio"]
-        return found
+        kept = read_json(path)
+        if fault := shapes.fault_of(kept, RATIO):
+            told = f"{path} is damaged: {fault}; what was matched by it stays as it is only with this ratio: "
+            raise StoreRefused(f"{told}restore it from a copy, or remove it, and it is measured anew")
+        assert kept is not None
+        return float(kept["ratio"])
 
     def _keep(self, path: Path, measured: dict[str, Any]) -> None:
         """Of two that measure at the same time the first stands."""

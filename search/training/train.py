@@ -37,6 +37,7 @@ from archlab.search.training.team import ALONE, Team
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events, note_event
 from archlab.search.trial.kept_weights import told
+from archlab.search.trial.outcome_files import read_result
 from archlab.search.trial.rough_start import read_signs
 from archlab.search.trial.trial import Trial
 
@@ -73,9 +74,8 @@ def train(
     of one `gang`, which all call this with the same arguments; rank 0 writes, and its `should_stop` counts.
     """
     finished = folder / "result.json"
-    if finished.exists():
-        result: dict[str, Any] = json.loads(finished.read_text())
-        return result
+    if (ended := read_result(folder)) is not None:
+        return ended
     trial = Trial.from_json((folder / "trial.json").read_text())
     load_kept(trial.model, data_root.parent)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

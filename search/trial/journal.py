@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from archlab.search.trial.checkpoint import write_atomically
+from archlab.search.trial.metrics import LINE
 from archlab.search.utils.files import whole_lines
+from archlab.search.utils.shapes import Check, anything, count, mapping, text
 
 FLUSH_S = 1.0
+_HAPPENED: Check = mapping({"event": text}, {"step": count, "changed": anything, "checkpoint": text, "reason": text})
 
 
 class Journal:
@@ -24,7 +27,7 @@ class Journal:
 
     def __init__(self, path: Path, attempt: int, step: int) -> None:
         self._path, self._attempt = path, attempt
-        kept = "".join(f"{text}\n" for text, line in whole_lines(path) if line["step"] <= step)
+        kept = "".join(f"{text}\n" for text, line in whole_lines(path, LINE) if line["step"] <= step)
         write_atomically(path, lambda file: file.write(kept.encode()))
         self._file = path.open("ab", buffering=0)
         self._waiting: list[bytes] = []
@@ -62,7 +65,7 @@ class Journal:
 
     def lines(self, after: int, upto: int) -> list[dict[str, Any]]:
         """The lines of the steps after one step up to another, as `write` was called; what waits is not among them."""
-        mine = (line for _, line in whole_lines(self._path) if after < line["step"] <= upto)
+        mine = (line for _, line in whole_lines(self._path, LINE) if after < line["step"] <= upto)
         return [{name: value for name, value in line.items() if name not in ("time", "attempt")} for line in mine]
 
     def close(self) -> None:
@@ -87,4 +90,4 @@ def note_event(folder: Path, attempt: int, event: str, **detail: Any) -> None:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """What happened to a trial so far, in order."""
-    return [line for _, line in whole_lines(folder / "events.jsonl")]
+    return [line for _, line in whole_lines(folder / "events.jsonl", _HAPPENED)]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from archlab.search.trial.outcome_files import read_attempt
-from archlab.search.utils.files import whole_lines
+from archlab.search.utils.files import NO_JSON, whole_lines
+from archlab.search.utils.shapes import Check, count, either, mapping, mapping_of, maybe, number
 
+LINE: Check = either(mapping_of(maybe(number)), mapping({"step": count}, {"tokens": count, "attempt": count}))
+"""A line of metrics.jsonl; a number that was not finite is null."""
+_TAIL_BYTES = 8192  # holds dozens of lines
 GAP_S = 5.0  # between two looks; for the rest of a longer one we were stopped or asleep, and so perhaps was the trial
 
 
@@ -65,4 +71,22 @@ def validation_history(folder: Path) -> list[tuple[int, float]]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl so far; what is being written is left for the next look."""
-    return [line for _, line in whole_lines(folder / "metrics.jsonl")]
+    return [line for _, line in whole_lines(folder / "metrics.jsonl", LINE)]
+
+
+def last_training_line(folder: Path) -> dict[str, Any] | None:
+    """The newest whole training line of metrics.jsonl, None before the first."""
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        if line.startswith(b"{") and b'"tokens"' in line:
+            with suppress(*NO_JSON):
+                found: dict[str, Any] = json.loads(line)
+                if not LINE(found):
+                    return found
+    return None

@@ -5,7 +5,6 @@ A difference between two such trials may be the recipe's: one of the two may onl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from archlab.search.trial.metrics import read_metrics
+from archlab.search.utils.files import read_json
+from archlab.search.utils.shapes import Check, anything, mapping, mapping_of, maybe, number
 
 FIRST = 0.1  # of the steps
 RISE = 1.0  # nats per token of one line of the journal above the lowest mean of three lines before it
 SPIKE = 10.0  # times the median gradient norm of the whole trial
 CLIPPED = 4.0  # times the norm to which gradients are clipped; up to that good recipes of small models clip most steps
 FALL = 0.05  # nats per token, over the last tenth of the steps
+_RECIPE: Check = mapping({}, {"clip": maybe(number), "schedule": maybe(mapping_of(anything))})
 _FEWEST = 10  # lines in the first tenth, below which nothing is said of them
 
 
@@ -54,9 +56,8 @@ def signs_of(folder: Path, result: dict[str, Any]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def read_signs(folder: Path) -> tuple[str, ...]:
     """The signs of a trial that has ended, from the files in its folder; none where these are gone."""
-    written = folder / "trial.json"
-    if not written.exists():
+    recipe = (read_json(folder / "trial.json") or {}).get("recipe")
+    if recipe is None or _RECIPE(recipe):
         return ()
-    recipe = json.loads(written.read_text()).get("recipe", {})
     cools = (recipe.get("schedule") or {}).get("type") == "wsd"
     return tuple(signs(read_metrics(folder), recipe.get("clip"), cools))

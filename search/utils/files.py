@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from archlab.search.utils.shapes import Check
 from archlab.search.utils.untrusted import NoRegularFile, read_regular
 
 NO_JSON = (ValueError, RecursionError)
@@ -89,8 +90,9 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines that were written to their end and are JSON, as text and as said; from a torn one on none."""
+def whole_lines(path: Path, check: Check) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that were written to their end and are JSON, as text and as said; from a torn one on none. One that is
+    not as `check` wants it is left out: a disk changed it."""
     try:
         texts = read_regular(path).decode(errors="replace").split("\n")[:-1]
     except (FileNotFoundError, NotADirectoryError, NoRegularFile):
@@ -100,11 +102,11 @@ def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     except NO_JSON:
         told = []
     if len(told) == len(texts):
-        return list(zip(texts, told, strict=True))
+        return [(text, line) for text, line in zip(texts, told, strict=True) if not check(line)]
     lines: list[tuple[str, dict[str, Any]]] = []
     for line in texts:
         try:
             lines.append((line, json.loads(line)))
         except NO_JSON:
             break
-    return lines
+    return [(text, line) for text, line in lines if not check(line)]

@@ -147,12 +147,37 @@ def _cell(path: Path, how: Damage) -> None:
             if rows:
                 column = columns[how.place % len(columns)]
                 row = rows[how.place // len(columns) % len(rows)]
-                # of memories other JSON than was stored there is not always told from what was
-                value = "{" if table == "memory" else _stored(how.value)
-                db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row))
+                db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (_stored(how.value), row))
                 db.commit()
         except sqlite3.Error:
             db.rollback()  # what SQLite itself does not take, or can't do with a file that is damaged already
+
+
+def _other_value(path: Path, how: Damage) -> None:
+    """Valid JSON of another shape in the place of a value of the trial table, or of a part of it."""
+    columns = [("trial", "result"), ("study_trial", "settings"), ("decision", "value"), ("memory", "value")]
+    table, column = [*columns, ("event", "detail"), ("trial", "result")][how.file % 6]
+    with closing(sqlite3.connect(path)) as db:
+        try:
+            found = f"SELECT rowid, {column} FROM {table} WHERE {column} IS NOT NULL ORDER BY rowid"
+            rows = db.execute(found).fetchall()
+            if rows:
+                row, held = rows[how.place // 7 % len(rows)]
+                now = json.dumps(_within(json.loads(held), how.place, how.value), default=repr)
+                db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (now, row))
+                db.commit()
+        except (sqlite3.Error, ValueError, RecursionError):
+            db.rollback()
+
+
+def _within(held: Any, place: int, value: Any) -> Any:
+    """The same with another value somewhere in it, or without something; or the other value as a whole."""
+    if not isinstance(held, dict) or not held or place % 4 == 0:
+        return value
+    name = sorted(held)[place % len(held)]
+    if place % 4 == 1:
+        return {key: each for key, each in held.items() if key != name}
+    return held | {name: _within(held[name], place // 4, value)}
 
 
 def _stored(value: Any) -> Any:
@@ -200,10 +225,24 @@ _FILES: dict[str, Callable[[Path, Damage], None]] = {
     "no_folder": _no_folder, "unreadable": _unreadable,
 }  # fmt: skip
 _TABLE: dict[str, Callable[[Path, Damage], None]] = {
-    "cell": _cell, "row_gone": _row_gone, "table_flip": _flip, "table_cut": _truncate, "log_cut": _log_cut,
+    "cell": _cell, "other_value": _other_value, "row_gone": _row_gone, "table_flip": _flip, "table_cut": _truncate, "log_cut": _log_cut,
     "log_gone": _log_gone, "table_version": _table_version, "read_only": _read_only,
 }  # fmt: skip
-_KINDS = [*_FILES, *_TABLE, "link", "swap", "cell", "cell", "cell", "flip", "link", "table_flip"]
+_KINDS = [
+    *_FILES,
+    *_TABLE,
+    "other_value",
+    "other_value",
+    "other_value",
+    "link",
+    "swap",
+    "cell",
+    "cell",
+    "cell",
+    "flip",
+    "link",
+    "table_flip",
+]
 _values = st.one_of(
     st.sampled_from(EXTREMES),
     st.none(),

@@ -129,3 +129,8 @@ class ByHand:
 
     def close(self):
         pass
+
+
+def done(**more):
+    """The result of a trial that came to its end, with whatever else it says."""
+    return {"state": "complete", "validation": {"loss": 1.0}, "test": {"loss": 1.0}, **more}

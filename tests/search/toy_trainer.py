@@ -56,6 +56,7 @@ def train(folder, data_root, attempt, should_stop, *, until=None):
         "step": state["step"],
         "train_s": 0.1,
         "validation": {"loss": state["x"] / 2**31},
+        "test": {"loss": state["x"] / 2**31},
     }
     write(folder / "result.json", result)
     return result

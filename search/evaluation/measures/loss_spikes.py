@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.trial.metrics import read_metrics
 
 _FEWEST = 16  # lines before one that a spread is taken from
 
@@ -35,8 +34,7 @@ class LossSpikes(Measure):
 
     def compute(self, subject: Subject) -> Found:
         assert subject.folder is not None
-        text = (subject.folder / "metrics.jsonl").read_text()
-        lines = [line for line in map(json.loads, text.splitlines()) if line.get("loss") is not None]
+        lines = [line for line in read_metrics(subject.folder) if line.get("loss") is not None]
         found = {
             "loss_spikes": spikes([line["loss"] for line in lines], self.window, self.deviations),
             "gradient_spikes": spikes([line["grad_norm"] for line in lines], self.window, self.deviations),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,11 +29,14 @@ from archlab.arch_dsl.parts.watching import Sight, Watch
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.optimizers import Adam, AdamW, Optimizer
 from archlab.search.recipe.parameter_groups import Group
+from archlab.search.store.kept import COORDINATES
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import read_json, write_whole
 
 if TYPE_CHECKING:
     from archlab.search.variants.variant import Variant
+
+log = logging.getLogger(__name__)
 
 WIDEST = 1024  # of the widths that are checked
 WIDTHS = 3
@@ -130,9 +134,10 @@ def _checked(rungs: Iterable[Variant], store: Path) -> Coordinates:
     models = [(each.model, with_rates(rung.recipe.optimizer, each)) for rung, each in zip(chosen, made, strict=True)]
     asked = canonical_json([SEEDS, *([canonical(model), canonical(optimizer)] for model, optimizer in models)])
     file = store / "coordinates" / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+    if (kept := read_json(file)) is not None and not COORDINATES(kept):
+        return Coordinates(kept["powers"], kept["least"], tuple(kept["widths"]))
     if file.exists():
-        kept = json.loads(file.read_text())
-        return Coordinates(**{**kept, "widths": tuple(kept["widths"])})
+        log.warning("%s is damaged: the coordinates are measured again", file)
     found = coordinates(models)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(asdict(found)), durable=False)

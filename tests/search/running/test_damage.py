@@ -109,6 +109,28 @@ CASES = {
     ),
     "decision": (statement("UPDATE decision SET value = '{'"), "decision"),
     "other decision": (statement("UPDATE decision SET value = '[1]' WHERE name = 'precision and compile'"), "decision"),
+    "result_of_another_shape": (statement(f"UPDATE trial SET result = '[1]' WHERE {FIRST}"), "result"),
+    "result_without_a_loss": (
+        statement(f"UPDATE trial SET result = json_remove(result, '$.test.loss') WHERE {FIRST}"), "result"
+    ),
+    "result_with_a_text": (
+        statement(f"UPDATE trial SET result = json_set(result, '$.validation.loss', '2.5') WHERE {FIRST}"), "result"
+    ),
+    "result_gone": (statement(f"UPDATE trial SET result = NULL WHERE {FIRST}"), "result"),
+    "rate": (statement(f"UPDATE study_trial SET settings = '{{\"lr\": \"x\"}}' WHERE {FIRST}"), "settings"),
+    "event": (statement("UPDATE event SET detail = '{\"spent\": {\"tokens\": \"x\"}}' WHERE id = 1"), "event 1 detail"),
+    "time of an event": (statement("UPDATE event SET time = 'x' WHERE id = 1"), "event 1 time"),
+    "dates": (statement("UPDATE study SET updated = 1e300"), "updated"),
+    "finding": (
+        statement("INSERT INTO memory VALUES ('measure ' || (SELECT min(key) FROM trial), 'x', '[]', 0)"), "memory"
+    ),
+    "note": (statement("INSERT INTO memory VALUES ('note study', 'gates', '{\"text\": 5, \"tags\": 5}', 0)"), "memory"),
+    "result_json_of_another_shape": (
+        lambda store: sorted(store.glob("trials/*/*/result.json"))[0].write_text('{"state": "complete"}'), "result.json"
+    ),
+    "timings": (
+        lambda store: [(store / "timings").mkdir(), (store / "timings" / "a.json").write_text('{"ratio": "1"}')], "timings"
+    ),
     "trial_json": (flipped("trials/*/*/trial.json", 9), "trial.json"),
     "result_json": (flipped("trials/*/*/result.json"), "result.json"),
     "documents": (flipped("trials/*/*/test_documents.npz", 60), "test_documents.npz"),
@@ -120,7 +142,7 @@ CASES = {
     "overlap": (lambda store: next(store.glob("data/*/overlap.json")).write_text("["), "data/"),
     "data": (flipped("data/*/train.bin", 500), "data/"),
 }  # fmt: skip
-SOON = {"cut_result", "foreign_key", "spec"}
+SOON = {"cut_result", "foreign_key", "spec", "result_without_a_loss", "event", "dates", "note"}
 
 
 def results(store):

@@ -16,7 +16,7 @@ from archlab.search.store.lock import StudyLock, StudyLocked, in_use
 from archlab.search.store.notes import Note, read_notes, write_note
 from archlab.search.store.store import Store, StoreError, StoreRefused
 from archlab.search.utils.files import lock_file
-from tests.search.study_kit import make_store, rows_of, toy
+from tests.search.study_kit import done, make_store, rows_of, toy
 
 OWN, SHARED = toy(1), toy(2)
 
@@ -30,7 +30,7 @@ def store(request, tmp_path, monkeypatch):
     store.save_study("t", {"study": "t"}, "study: t")
     store.add_trials("t", rows_of(SHARED))
     for trial in (OWN, SHARED):
-        store.finish(trial.key, store.claim(trial.key, "s"), "complete", {"state": "complete", "train_s": 60.0})
+        store.finish(trial.key, store.claim(trial.key, "s"), "complete", done(train_s=60.0))
         (store.trial_folder(trial.key) / "result.json").write_text("{}")
     store.decide("s", "micro-batch", lambda: 4)
     store.remember(kind_of(OWN.key), "digest", {"measure": "m"})

@@ -15,7 +15,7 @@ from archlab.search.sections.budget.spec import Budget
 from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost
 from archlab.search.store.store import Row
 from archlab.search.utils.quantities import Duration
-from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, results, rows_of, steps_run, toy
+from tests.search.study_kit import ENTRY, ROOT, ByHand, done, drive_inline, make_store, results, rows_of, steps_run, toy
 
 
 def test_every_row_gets_its_result_and_a_second_run_trains_nothing(tmp_path):
@@ -114,11 +114,11 @@ def test_a_result_that_a_dead_driver_left_is_committed_and_not_trained_again(tmp
     store, rows = make_store(tmp_path, rows=rows_of(toy(1), toy(2))), rows_of(toy(1), toy(2))
     for trial in (toy(1), toy(2)):
         store.claim(trial.key, "s")
-    (store.trial_folder(toy(1).key) / "result.json").write_text('{"state": "complete", "x": 5}')
+    (store.trial_folder(toy(1).key) / "result.json").write_text(json.dumps(done(x=5)))
     (store.trial_folder(toy(2).key) / "result.json").write_text('{"state": "comp')  # torn: not a result
     assert drive_inline(store, rows).exit_code == 0
     found = store.study_trials("s")
-    assert (found[0]["result"], found[0]["attempt"]) == ({"state": "complete", "x": 5}, 1)
+    assert (found[0]["result"], found[0]["attempt"]) == (done(x=5), 1)
     assert found[1]["attempt"] == 2
     assert steps_run(tmp_path)[1] == {"2/0": 1}
 
@@ -132,11 +132,11 @@ def test_a_driver_that_lost_its_trial_commits_nothing(tmp_path):
             found = super().wait(timeout)
             store.release(found[0].key, found[0].attempt)
             store.claim(found[0].key, "s")
-            store.finish(found[0].key, 2, "complete", {"from": "the other"})
+            store.finish(found[0].key, 2, "complete", done(**{"from": "the other"}))
             return found
 
     assert drive(store, "s", lambda _: rows_of(toy()), Late(ENTRY, tmp_path)).exit_code == 0
-    assert store.study_trials("s")[0]["result"] == {"from": "the other"}
+    assert store.study_trials("s")[0]["result"] == done(**{"from": "the other"})
     assert "stale" in [event["kind"] for event in store.events("s")]
 
 
@@ -235,7 +235,7 @@ def test_a_trial_that_is_not_wanted_any_more_does_not_come_back(tmp_path, monkey
     """Its process is lost while another trial's result has changed what the planner wants, and the planner rests."""
     monkeypatch.setattr("archlab.search.running.queue.REST", math.inf)
     store, rows = make_store(tmp_path), rows_of(toy(1), toy(2))
-    endings = [{"state": "complete"}, Failure("node", "gone"), {"state": "complete"}]
+    endings = [done(), Failure("node", "gone"), done()]
 
     class InTurn(ByHand):
         def wait(self, timeout):

@@ -15,7 +15,7 @@ from archlab.search.running.progress import LineProgress
 from archlab.search.running.retries import MOST_BUSY, Breaker
 from archlab.search.store.store import StoreFull
 from archlab.search.utils.files import lock_file, write_whole
-from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy, until
+from tests.search.study_kit import ENTRY, ROOT, ByHand, done, drive_inline, make_store, rows_of, steps_run, toy, until
 
 
 def test_a_failing_trial_is_a_failed_row_with_a_traceback_and_the_others_go_on(tmp_path):
@@ -193,7 +193,7 @@ def test_a_full_disk_that_takes_no_request_to_stop_ends_the_study_in_order(tmp_p
 
     monkeypatch.setattr("archlab.search.running.driver.request_stop", no_space)
     monkeypatch.setattr(store, "finish", finish)
-    executor.wait = lambda timeout: [Finished(toy(1).key, 1, {"state": "complete"})]
+    executor.wait = lambda timeout: [Finished(toy(1).key, 1, done())]
     summary = drive(store, "s", lambda _: rows_of(toy(1), toy(2)), executor)
     assert (summary.exit_code, summary.message) == (75, "the table can't be written")
 
@@ -219,7 +219,7 @@ def test_what_is_not_the_trials_fault_is_never_charged(tmp_path, kind):
 
     def start(key, folder, attempt, until=None):
         submit(key, folder, attempt)
-        fault = Failure(kind, "gone") if attempt < 9 else {"state": "complete"}
+        fault = Failure(kind, "gone") if attempt < 9 else done()
         executor.ended.append(Finished(key, attempt, fault))
 
     executor.submit = start

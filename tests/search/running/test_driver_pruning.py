@@ -1,5 +1,6 @@
 """Trials that are ended early, here or by another study, and what becomes of them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from archlab.search.executors.executor import Finished
 from archlab.search.running.driver import drive
 from archlab.search.store.lock import StudyLock
-from tests.search.study_kit import ByHand, drive_inline, made, make_store, rows_of, toy
+from tests.search.study_kit import ByHand, done, drive_inline, made, make_store, rows_of, toy
 
 
 def test_pruning_stores_its_decision_and_is_not_made_again(tmp_path):
@@ -90,8 +91,8 @@ def test_a_trial_that_came_to_its_end_while_it_was_judged_is_not_pruned(tmp_path
             with open(folder / "metrics.jsonl", "a") as file:
                 file.write('{"step": 4, "tokens": 8, "loss": 3.4}\n')
         else:
-            (folder / "result.json").write_text('{"state": "complete"}')
-        executor.ended.append(Finished(key, 1, {"state": "complete"}))
+            (folder / "result.json").write_text(json.dumps(done()))
+        executor.ended.append(Finished(key, 1, done()))
         return True
 
     summary = drive(store, "s", lambda _: rows_of(trial), executor, should_prune=should_prune)
@@ -103,12 +104,12 @@ def test_pruning_a_trial_that_someone_took_over_kills_ours_and_leaves_theirs(tmp
     store, executor = prunable(tmp_path), ByHand()
 
     def should_prune(key, step, history):
-        store.finish(key, 1, "complete", {"from": "the other"})
+        store.finish(key, 1, "complete", done(**{"from": "the other"}))
         return True
 
     summary = drive(store, "s", lambda _: rows_of(toy()), executor, should_prune=should_prune)
     assert (summary.exit_code, executor.cancelled) == (0, [toy().key])
-    assert store.study_trials("s")[0]["result"] == {"from": "the other"}
+    assert store.study_trials("s")[0]["result"] == done(**{"from": "the other"})
     assert "stale" in [event["kind"] for event in store.events("s")]
 
 
@@ -119,7 +120,7 @@ def test_a_trial_is_pruned_once_in_a_run_and_then_trained_for_who_wants_it_whole
         if event["event"] == "finished" and event["state"] == "pruned":
             make_store(tmp_path, "whole", rows_of(toy())).reset_pruned("whole")
         if event["event"] == "tick" and len(executor.submitted) == 2:
-            executor.ended.append(Finished(toy().key, 2, {"state": "complete"}))
+            executor.ended.append(Finished(toy().key, 2, done()))
 
     summary = drive(
         store, "s", lambda _: rows_of(toy()), executor, on_event=on_event, should_prune=lambda *_: not asked.append(1)

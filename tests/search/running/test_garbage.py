@@ -16,7 +16,7 @@ from archlab.search.store.store import Store
 from archlab.search.trial.checkpoint import steps_in
 from tests.cli.test_cli import TINY
 from tests.search.study_files import write_study
-from tests.search.study_kit import make_store, rows_of, toy
+from tests.search.study_kit import done, make_store, rows_of, toy
 
 
 def archlab(*arguments):
@@ -129,7 +129,7 @@ def test_checkpoints_that_a_trial_would_go_on_from_stay(tmp_path, state, goes):
     if state != "planned":
         attempt = store.claim(toy().key, "s")
     if state in ("failed", "pruned"):
-        store.finish(toy().key, attempt, state, None)
+        store.finish(toy().key, attempt, state, done() if state == "complete" else None)
     store.trial_folder(toy().key).mkdir(parents=True, exist_ok=True)
     (store.trial_folder(toy().key) / "checkpoint-4.pt").write_text("state")
     assert any(waste.kind == "checkpoints" for waste in look(store).waste) == goes
@@ -183,7 +183,7 @@ def test_compiled_layers_go_when_no_trial_is_still_to_run_them(tmp_path):
     assert not look(store).waste
     told = archlab("gc", "--store", tmp_path, "--apply")
     assert told.splitlines() == ["nothing can go", "compiled layers, 3.0 MB, wait for trials that are still to train"]
-    store.finish(trial.key, store.claim(trial.key, "s"), "complete", {})
+    store.finish(trial.key, store.claim(trial.key, "s"), "complete", done())
     with in_use(tmp_path):
         assert [(each.kind, reason) for each, reason in clean(store)[1]] == [
             ("compiled", "a run of this store is under way")

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from archlab.search.formatting.numbers import duration_in_words
 from archlab.search.recipe.steps import total_steps
-from archlab.search.running.progress import JsonProgress, LineProgress, LiveProgress, last_training_line
+from archlab.search.running.progress import JsonProgress, LineProgress, LiveProgress
+from archlab.search.trial.metrics import last_training_line
 
 LINES = (
     '{"step": 10, "tokens": 2560, "loss": 5.0, "tokens_per_s": 900.0}\n'

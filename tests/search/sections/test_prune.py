@@ -29,6 +29,7 @@ from archlab.search.store.store import Row, Store
 from archlab.search.trial.loss_windows import paired_error, read_windows, write_windows
 from archlab.search.trial.trial import Trial
 from benchmarks.pruners import Noise, paired
+from tests.search.study_kit import done
 
 NAN = float("nan")
 
@@ -369,7 +370,7 @@ def test_paired_compares_with_the_baselines_trial(
     with store:
         decide, history = Pruning(PairedPruner(), "s", store), list(behind(0.3))
         assert not decide(key, 50, history), "the baseline's trial is on its way"
-        store.finish(trial(0, lr=lrs[0]).key, 1, "complete", {"validation": {"loss": 3.0}})
+        store.finish(trial(0, lr=lrs[0]).key, 1, "complete", done(validation={"loss": 3.0}))
         assert decide(key, 50, history) is expected, "judged as soon as it is whole"
         again = Pruning(PairedPruner(), "s", store)
         assert again(key, 50, history) is expected, "whenever it is asked"
@@ -382,7 +383,7 @@ def test_paired_compares_nothing_with_another_seed_or_with_itself(tmp_path: Path
         store.add_trials("s", [Row(other, "v", "repeat", {"lr": 1e-3}, 1)])
         assert store.claim(other.key, "s") == 1
         validated(store, other, behind(0.3))
-        store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
+        store.finish(trial(0, lr=1e-3).key, 1, "complete", done(validation={"loss": 3.0}))
         decide = Pruning(PairedPruner(), "s", store)
         assert not decide(other.key, 50, list(behind(0.3)))
         assert not decide(trial(0, lr=1e-3).key, 50, list(BASE[:5]))
@@ -400,7 +401,7 @@ def test_paired_compares_with_the_baseline_at_the_same_settings_whatever_else_is
         for each, history in zip(trials, (BASE, behind(0.3), behind(0.3)), strict=True):
             assert store.claim(each.key, "s") == 1
             validated(store, each, history)
-        store.finish(trials[0].key, 1, "complete", {"validation": {"loss": 3.0}})
+        store.finish(trials[0].key, 1, "complete", done(validation={"loss": 3.0}))
         assert not Pruning(PairedPruner(), "s", store)(trials[2].key, 50, list(behind(0.3)))
 
 
@@ -409,7 +410,7 @@ def test_what_a_study_tells_of_its_noise_changes_nothing_for_its_next_run(tmp_pa
     with store:
         variants = [{"name": name, "batches": "text", "parameters": 1000} for name in ("b", "v")]
         store.save_study("s", {"baseline": "b", "variants": variants}, "")
-        store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
+        store.finish(trial(0, lr=1e-3).key, 1, "complete", done(validation={"loss": 3.0}))
         Pruning(PairedPruner(), "s", store)
         told = {"variance": 1.0, "df": 9, "documents": None, "trials": 12, "keys": []}
         store.remember("noise", noise_key(variants[1]), {"s": told})

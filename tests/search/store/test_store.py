@@ -12,7 +12,7 @@ from archlab.search.store.addresses import DATABASE
 from archlab.search.store.folders import DISPUTED, fault_of
 from archlab.search.store.store import TERMINAL, Row, StaleAttempt, Store, StoreError
 from archlab.search.store.studies import MANY
-from tests.search.study_kit import ROOT, make_store, rows_of, toy
+from tests.search.study_kit import ROOT, done, make_store, rows_of, toy
 
 
 @pytest.fixture(autouse=True, params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -25,7 +25,7 @@ def database(request, monkeypatch):
 STATES = ("planned", "running", "paused", *TERMINAL)
 ACTIONS = {
     "claim": lambda store, key: store.claim(key, "s"),
-    "finish": lambda store, key: store.finish(key, 1, "complete", {"state": "complete"}),
+    "finish": lambda store, key: store.finish(key, 1, "complete", done()),
     "pause": lambda store, key: store.finish(key, 1, "paused", {"state": "paused", "step": 3}),
     "release": lambda store, key: store.release(key, 1),
     "reset": lambda store, key: store.reset_failed("s"),
@@ -48,7 +48,8 @@ def bring_to(store, key, state):
     if state != "planned":
         store.claim(key, "s")
     if state in (*TERMINAL, "paused"):
-        store.finish(key, 1, state, {"step": 2} if state == "paused" else None, "because")
+        results = {"paused": {"step": 2}, "complete": done(), "diverged": {"state": "diverged"}}
+        store.finish(key, 1, state, results.get(state), "because")
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -75,11 +76,11 @@ def test_an_old_attempt_commits_nothing_once_a_newer_one_holds_the_trial(tmp_pat
     store.release(key, 1)
     assert store.claim(key, "s") == 2
     with pytest.raises(StaleAttempt, match="attempt 1 can't make it complete, it is running at attempt 2"):
-        store.finish(key, 1, "complete", {"loss": 1})
+        store.finish(key, 1, "complete", done(loss=1))
     with pytest.raises(StaleAttempt):
         store.release(key, 1)
-    store.finish(key, 2, "complete", {"loss": 2})
-    assert store.study_trials("s")[0]["result"] == {"loss": 2}
+    store.finish(key, 2, "complete", done(loss=2))
+    assert store.study_trials("s")[0]["result"] == done(loss=2)
 
 
 def test_of_many_threads_that_claim_a_trial_exactly_one_gets_it(tmp_path):
@@ -115,10 +116,10 @@ def test_one_trial_can_stand_in_two_roles(tmp_path):
     trial = toy()
     store = make_store(tmp_path / "store", rows=[Row(trial, "a", role, {"lr": 0.1}, 0) for role in ("tune", "repeat")])
     store.claim(trial.key, "s")
-    store.finish(trial.key, 1, "complete", {"x": 1})
+    store.finish(trial.key, 1, "complete", done(x=1))
     assert [(row["role"], row["settings"], row["result"]) for row in store.study_trials("s")] == [
-        ("tune", {"lr": 0.1}, {"x": 1}),
-        ("repeat", {"lr": 0.1}, {"x": 1}),
+        ("tune", {"lr": 0.1}, done(x=1)),
+        ("repeat", {"lr": 0.1}, done(x=1)),
     ]
 
 
@@ -138,10 +139,10 @@ def test_rows_that_an_edited_study_no_longer_wants_are_kept_as_orphaned(tmp_path
     both = rows_of(toy(1), toy(2))
     store = make_store(tmp_path / "store", rows=both)
     store.claim(toy(1).key, "s")
-    store.finish(toy(1).key, 1, "complete", {"x": 1})
+    store.finish(toy(1).key, 1, "complete", done(x=1))
     assert store.drop_others("s", both[1:]) == 1
     assert [row["variant"] for row in store.study_trials("s")] == ["v2"]
-    assert [(row["variant"], row["result"]) for row in store.study_trials("s", orphaned=True)] == [("v1", {"x": 1})]
+    assert [(row["variant"], row["result"]) for row in store.study_trials("s", orphaned=True)] == [("v1", done(x=1))]
     assert store.add_trials("s", both) == 1
     assert [(row["variant"], row["state"]) for row in store.study_trials("s")] == [
         ("v1", "complete"),
@@ -240,7 +241,7 @@ def test_a_decision_is_made_once_and_replayed_and_what_is_remembered_is_the_newe
 
 def test_what_is_remembered_under_many_kinds_is_read_at_once(tmp_path):
     store = make_store(tmp_path / "store")
-    kinds = [f"measure {number}" for number in range(MANY + 2)]
+    kinds = [f"kind {number}" for number in range(MANY + 2)]
     for kind in (kinds[0], kinds[-1]):
         store.remember(kind, "b", {"x": kind})
         store.remember(kind, "a", 1)

@@ -14,7 +14,7 @@ import pytest
 from archlab.search.store import database
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import Store, StoreError, StoreFull
-from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, done, go, make_store, results, rows_of, steps_run, toy, until
 
 
 def test_a_store_is_private(tmp_path):
@@ -261,7 +261,7 @@ def as_version_1(root):
 
 def test_a_store_of_the_first_version_is_brought_over_with_all_that_it_holds(tmp_path):
     with make_store(tmp_path / "store", rows=rows_of(*map(toy, range(4)))) as store:
-        store.finish(toy(0).key, store.claim(toy(0).key, "s"), "complete", {"state": "complete", "x": 0.1})
+        store.finish(toy(0).key, store.claim(toy(0).key, "s"), "complete", done(x=0.1))
         store.finish(toy(1).key, store.claim(toy(1).key, "s"), "failed", None, "because")
         store.claim(toy(2).key, "s")
         before = store.study_trials("s"), store.events(), store.studies(), store.study_yaml("s")

@@ -6,7 +6,7 @@ from archlab.search.store.addresses import DATABASE
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.move import TABLES, to_server
 from archlab.search.store.store import Store, StoreError, StoreRefused
-from tests.search.study_kit import make_store, rows_of, toy
+from tests.search.study_kit import done, make_store, rows_of, toy
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def filled(tmp_path, monkeypatch):
     """A store in files, with trials in several states, and what it says."""
     monkeypatch.delenv(DATABASE, raising=False)
     with make_store(tmp_path / "store", rows=rows_of(*map(toy, range(4)), until=3)) as store:
-        store.finish(toy(0).key, store.claim(toy(0).key, "s"), "complete", {"state": "complete", "x": 0.1})
+        store.finish(toy(0).key, store.claim(toy(0).key, "s"), "complete", done(x=0.1))
         store.finish(toy(1).key, store.claim(toy(1).key, "s"), "failed", None, "nul \0 in it")
         store.finish(toy(2).key, store.claim(toy(2).key, "s"), "paused", {"state": "paused", "step": 3})
         store.decide("s", "rung", lambda: ["a"])

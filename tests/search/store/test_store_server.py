@@ -20,7 +20,7 @@ from archlab.search.store.addresses import DATABASE, shown
 from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost, holder_of
 from archlab.search.store.opening import open_database
 from archlab.search.store.store import Store, StoreAway, StoreError, StoreRefused
-from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, done, go, make_store, results, rows_of, steps_run, toy, until
 
 pytestmark = pytest.mark.slow
 
@@ -309,7 +309,7 @@ def test_a_commit_whose_answer_was_lost_happens_once(tmp_path, url, postgres, mo
         assert store.claim(toy().key, "s") == 1
         assert proxy.cut is None
         proxy.cut = when
-        store.finish(toy().key, 1, "complete", {"x": 1})
+        store.finish(toy().key, 1, "complete", done(x=1))
         assert [event["kind"] for event in store.events("s")] == ["running", "complete"]
     proxy.close()
 

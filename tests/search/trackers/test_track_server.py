@@ -15,7 +15,7 @@ from archlab.search.store.store import Store
 from archlab.search.trackers import mlflow_sink
 from archlab.search.trackers.database import has_optuna, open_optuna
 from archlab.search.trackers.shipper import Shipper, sync, unsent
-from tests.search.study_kit import ROOT, until
+from tests.search.study_kit import ROOT, done, until
 from tests.search.trackers.test_track import POINTS, RECORD, finished, lines, points_of, row, write
 
 pytestmark = [
@@ -115,7 +115,7 @@ def test_an_mlflow_server_that_dies_costs_delay_and_no_point(tmp_path, server, m
         until(lambda: shipper.trouble is not None)
         assert "s3cret" not in shipper.trouble
         write(store, key, lines(4, 6))
-        store.finish(key, attempt, "complete", {"state": "complete", "step": 6})
+        store.finish(key, attempt, "complete", done(step=6))
         assert shipper.close(timeout=60.0) > 0
         server.start()
         assert sync(store.root) == {"gates": 0} and unsent(store.root, "gates") == 0
