@@ -9,9 +9,9 @@ from archlab.search.utils import shapes
 from archlab.search.utils.shapes import (
     Check,
     anything,
+    both,
     count,
     deviation,
-    either,
     list_of,
     mapping,
     mapping_of,
@@ -50,7 +50,7 @@ RATIO: Check = mapping({"ratio": positive})
 COORDINATES: Check = mapping({"powers": mapping_of(number), "least": mapping_of(number), "widths": list_of(count)})
 """A file of `coordinates/`: how what passes the sites of a model grows with its width."""
 _VARIANT: Check = mapping({"name": text, "baseline": text}, {"parameters": count, "flops_per_token": number})
-_RECORD: Check = either(  # of an older archlab: a newer one keeps a digest of it
+_RECORD: Check = both(  # of an older archlab: a newer one keeps a digest of it
     mapping({"study": text, "seeds": list_of(count), "variants": list_of(_VARIANT)}),
     mapping({}, {"baseline": text, "question": maybe(text), "context": count, "tokens": count, "tune": plain}),
 )

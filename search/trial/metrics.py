@@ -12,9 +12,9 @@ from typing import Any
 
 from archlab.search.trial.outcome_files import read_attempt
 from archlab.search.utils.files import NO_JSON, whole_lines
-from archlab.search.utils.shapes import Check, count, either, mapping, mapping_of, maybe, number
+from archlab.search.utils.shapes import Check, both, count, mapping, mapping_of, maybe, number
 
-LINE: Check = either(mapping_of(maybe(number)), mapping({"step": count}, {"tokens": count, "attempt": count}))
+LINE: Check = both(mapping_of(maybe(number)), mapping({"step": count}, {"tokens": count, "attempt": count}))
 """A line of metrics.jsonl; a number that was not finite is null."""
 _TAIL_BYTES = 8192  # holds dozens of lines
 GAP_S = 5.0  # between two looks; for the rest of a longer one we were stopped or asleep, and so perhaps was the trial

@@ -9,8 +9,8 @@ from archlab.search.utils import shapes
 from archlab.search.utils.files import read_json
 from archlab.search.utils.shapes import (
     Check,
+    both,
     count,
-    either,
     flag,
     list_of,
     mapping,
@@ -22,7 +22,7 @@ from archlab.search.utils.shapes import (
     whole,
 )
 
-_SUMMARY: Check = either(mapping_of(maybe(number)), mapping({"loss": number}))
+_SUMMARY: Check = both(mapping_of(maybe(number)), mapping({"loss": number}))
 _OF_ANY = {  # a result that came to an end, however it did
     "reason": maybe(text),
     "parameters": count,

@@ -98,9 +98,9 @@ def maybe(check: Check) -> Check:
     return lambda value: "" if value is None else check(value)
 
 
-def either(first: Check, second: Check) -> Check:
-    """What one of two checks says."""
-    return lambda value: first(value) and second(value)
+def both(first: Check, second: Check) -> Check:
+    """What either of two checks finds wrong."""
+    return lambda value: first(value) or second(value)
 
 
 def whole(check: Check, least: int) -> Check:

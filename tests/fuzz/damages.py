@@ -225,24 +225,12 @@ _FILES: dict[str, Callable[[Path, Damage], None]] = {
     "no_folder": _no_folder, "unreadable": _unreadable,
 }  # fmt: skip
 _TABLE: dict[str, Callable[[Path, Damage], None]] = {
-    "cell": _cell, "other_value": _other_value, "row_gone": _row_gone, "table_flip": _flip, "table_cut": _truncate, "log_cut": _log_cut,
+    "cell": _cell, "other_value": _other_value,
+    "row_gone": _row_gone, "table_flip": _flip, "table_cut": _truncate, "log_cut": _log_cut,
     "log_gone": _log_gone, "table_version": _table_version, "read_only": _read_only,
 }  # fmt: skip
-_KINDS = [
-    *_FILES,
-    *_TABLE,
-    "other_value",
-    "other_value",
-    "other_value",
-    "link",
-    "swap",
-    "cell",
-    "cell",
-    "cell",
-    "flip",
-    "link",
-    "table_flip",
-]
+_OFTEN = ["other_value", "cell"] * 3
+_KINDS = [*_FILES, *_TABLE, *_OFTEN, "link", "swap", "flip", "link", "table_flip"]
 _values = st.one_of(
     st.sampled_from(EXTREMES),
     st.none(),

@@ -129,7 +129,8 @@ CASES = {
         lambda store: sorted(store.glob("trials/*/*/result.json"))[0].write_text('{"state": "complete"}'), "result.json"
     ),
     "timings": (
-        lambda store: [(store / "timings").mkdir(), (store / "timings" / "a.json").write_text('{"ratio": "1"}')], "timings"
+        lambda store: [(store / "timings").mkdir(), (store / "timings" / "a.json").write_text('{"ratio": 0}')],
+        "timings",
     ),
     "trial_json": (flipped("trials/*/*/trial.json", 9), "trial.json"),
     "result_json": (flipped("trials/*/*/result.json"), "result.json"),
