@@ -22,7 +22,7 @@ from archlab.search.store.rows import (
     state_and_result,
     trial_row,
 )
-from archlab.search.store.studies import Studies, log_event
+from archlab.search.store.studies import Studies, forget_events, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 
@@ -324,8 +324,8 @@ class Store(Studies):
             db.execute("DELETE FROM study_trial WHERE study = ?", (study,))
             db.execute("DELETE FROM decision WHERE place = ?", (study,))
             db.execute("DELETE FROM event WHERE study = ? AND key IS NULL", (study,))
-            for table in ("event", "trial"):
-                db.many(f"DELETE FROM {table} WHERE key = ?", own)
+            forget_events(db, [key for (key,) in own])
+            db.many("DELETE FROM trial WHERE key = ?", own)
             db.many("DELETE FROM memory WHERE place = ?", [(kind,) for kind, key in kept if key is None])
             db.many("DELETE FROM memory WHERE place = ? AND name = ?", [each for each in kept if each[1] is not None])
             db.execute("DELETE FROM study WHERE name = ?", (study,))

@@ -258,6 +258,13 @@ def log_event(
     )
 
 
+def forget_events(db: Changes, keys: Sequence[str]) -> None:
+    """Removes what happened to trials, of many at a time: events have no index by key, and each question reads all."""
+    for start in range(0, len(keys), MANY):
+        some = keys[start : start + MANY]
+        db.execute(f"DELETE FROM event WHERE key IN ({', '.join('?' * len(some))})", some)
+
+
 def _question(record: Any) -> str | None:
     """The question of a study's record; of a damaged one, that it is."""
     found, fault = unsealed(record)
