@@ -22,7 +22,7 @@ from archlab.search.store.store import Row, Store
 from archlab.search.trial.trial import Trial
 
 MODEL = {"note": "x" * 3000}  # about what a spec takes
-RESULT = {"state": "complete", "validation": {"loss": 1.0}, "note": "x" * 2000}
+RESULT = {"state": "complete", "validation": {"loss": 1.0}, "test": {"loss": 1.0}, "note": "x" * 2000}
 
 
 def main() -> None:

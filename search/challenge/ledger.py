@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,11 @@ class Entry:
     near: list[str] = field(default_factory=list)
     trials: int = 0
     reason: str = ""
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Entry:
+        """What the store kept of one."""
+        return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
 
 
 @dataclass
@@ -115,14 +120,13 @@ def paths_of(changes: list[Any]) -> Iterator[str]:
 def recall(store: Store, study: str, first: str, base: str) -> Ledger:
     """The ledger of a study, whose baseline is called `first` and trains `base`; an empty one where there is none.
     Raises StoreRefused for a damaged one."""
-    told = store.recall(KIND, _key(study, base))
-    if told is None:
-        return Ledger(study, first, base)
-    try:
-        return Ledger(study, first, base, dict(told["rows"]), [Entry(**entry) for entry in told["entries"]])
-    except (TypeError, KeyError, ValueError) as error:
-        message = f"the ledger of '{study}' is damaged ({error}); `archlab check` says what else is"
-        raise StoreRefused(message) from error
+    key = _key(study, base)
+    told = store.recall(KIND, key)
+    if told is not None:
+        return Ledger(study, first, base, told["rows"], [Entry.of(entry) for entry in told["entries"]])
+    if key in store.names([KIND]).get(KIND, {}):
+        raise StoreRefused(f"the ledger of '{study}' is damaged; `archlab check` says how, and `--repair` removes it")
+    return Ledger(study, first, base)
 
 
 def remember(store: Store, ledger: Ledger) -> None:

@@ -85,10 +85,18 @@ _FINDING: Check = mapping(
     {"measure": text, "version": count, "values": mapping_of(maybe(number))},
     {"data": text, "curves": mapping_of(_CURVE), "grids": mapping_of(_GRID), "seconds": number, "time": number},
 )
+_ENTRY: Check = both(
+    mapping({"number": count, "name": text, "changes": list_of(plain), "against": text, "verdict": text}),
+    mapping(
+        {"seeds": count, "level": positive, "near": list_of(text), "trials": count, "reason": text},
+        {"difference": maybe(number), "half_width": maybe(number), "test": maybe(number)},
+    ),
+)
 _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin
     "step_time": mapping({"seconds": positive}),
     "noise": mapping_of(_NOISE),
     "calibrated": mapping({"train": mapping_of(plain), "asked": mapping_of(text), "of": text}),
+    "challenge": mapping({"rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}),
     MEASURE: _FINDING,
     **dict.fromkeys(NOTES, mapping({"text": text, "tags": list_of(text)})),
 }
