@@ -20,7 +20,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Entry], str]], ...] = (
 )
 
 
-def page(ledger: Ledger, question: str = "") -> Page:
+def page(ledger: Ledger) -> Page:
     """A row per challenger, in the order in which they were tried, and what holds of them all."""
     cells = [[Cell(printable(cell(each))) for each in ledger.entries] for _, _, cell in _COLUMNS]
     columns = [Column(head, mine, side) for (head, side, _), mine in zip(_COLUMNS, cells, strict=True)]
@@ -28,4 +28,5 @@ def page(ledger: Ledger, question: str = "") -> Page:
     told = "never" if not looks else "once" if looks == 1 else f"{looks} times"
     lines = [f"champion: {printable(ledger.champion)}; the test set was looked at {told}"]
     blocks = [Block("", columns)] if ledger.entries else []
-    return Page(printable(ledger.study), printable(question), blocks, lines, [], "", [])
+    notes = [printable(f"{each.name}: {each.reason}") for each in ledger.entries if each.reason]
+    return Page(printable(ledger.study), "", blocks, lines, notes, "", [])
