@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.dashboards.curves import CurveFile, stamp_of
 from archlab.dashboards.load import LoadFiles
+from archlab.search.challenge.ledger import Ledger, ledgers
 from archlab.search.results.selection import is_over, tuned_paths
 from archlab.search.sections.rooms import select
 from archlab.search.store.addresses import kind_of
@@ -113,6 +114,7 @@ class Library:
         self._stamp: object = None
         self._listing: list[dict[str, Any]] = []
         self._notes = Notes({}, {})
+        self._ledgers: dict[str, Ledger] = {}
         self._rows: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self._events: dict[str, list[dict[str, Any]]] = {}
         self._specs: dict[str, str] = {}
@@ -169,6 +171,12 @@ class Library:
         with self._lock:
             self._refresh()
             return self._notes
+
+    def ledgers(self) -> dict[str, Ledger]:
+        """The newest ledger of each study that has one."""
+        with self._lock:
+            self._refresh()
+            return self._ledgers
 
     def tags(self, study: str = "", trial: str = "") -> list[str]:
         """The tags of a study or a trial as they are kept."""
@@ -277,7 +285,7 @@ class Library:
             self._rows.clear()
             self._events.clear()
             self._stamp = None
-            self._listing, self._notes = store.studies(), read_notes(store)
+            self._listing, self._notes, self._ledgers = store.studies(), read_notes(store), ledgers(store)
         self._stamp = stamp
 
     def _rows_of(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from archlab.dashboards import words
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.notes import tags_of
 from archlab.dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
+from archlab.search.challenge.ledger import Ledger, round_of
 from archlab.search.formatting.tables import DASH
 from archlab.search.store.notes import Note
 from archlab.search.store.store import StoreError
@@ -79,12 +81,16 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
     if not listing:
         return f"{search}:empty", [empty_card(library.root)]
     asked = search.lower().split()
-    notes = library.notes().studies
+    notes, ledgers = library.notes().studies, library.ledgers()
     wanted = [row for row in listing if all(word in _text(row, notes.get(row["name"], Note())) for word in asked)]
+    if not asked:  # the ledgers lead to their rounds
+        rounds = {round_of(each.study, number + 1) for each in ledgers.values() for number in range(len(each.entries))}
+        wanted = [row for row in wanted if row["name"] not in rounds]
     if not wanted:
         said = html.P(["No study has ", html.Code(search[:80]), " in its name, question, note or tags."])
         return f"{search}:none", [card("Nothing matches", said)]
-    versions, content = [search], []
+    versions = [search, *(f"{each.study}:{len(each.entries)}" for each in ledgers.values())]
+    content = [_ledger_card(each) for each in ledgers.values() if each.entries and not asked]
     for row in wanted:
         try:
             study = library.summary(row["name"])
@@ -123,6 +129,25 @@ def _study_card(study: Study, changed: str) -> Component:
             html.Div(state, className="card-bottom"),
         ],
         href=f"/study/{study.name}",
+        className="study-card",
+    )
+
+
+def _ledger_card(ledger: Ledger) -> Component:
+    """Who is champion of a study, and how many challengers it took."""
+    found = Counter(entry.verdict for entry in ledger.entries)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+    top = [html.Span(f"{ledger.study}: challengers", className="name")]
+    question = html.Div(f"Who beats {ledger.champion}?", className="question")
+    label = [html.Span("champion", className="label"), html.B(ledger.champion)]
+    return dcc.Link(
+        [
+            html.Div(top, className="card-top"),
+            question,
+            html.Div(label, className="best"),
+            html.Div(html.Span(said), className="card-bottom"),
+        ],
+        href=f"/challenge/{quote(ledger.study)}",
         className="study-card",
     )
 

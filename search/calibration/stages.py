@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +16,10 @@ from archlab.search.results.selection import loss
 from archlab.search.sections.recipes.spec import Recipes
 from archlab.search.store.store import Store
 from archlab.search.study.study import ReportOptions, Study
+from archlab.search.utils.names import with_ending
 from archlab.search.variants.variant import Variant
 
 OWN = "as is"  # the study's own recipe
-_LONGEST = 63  # characters of a study's name
 _PLAIN = ("scale", "ablate", "design", "ladder", "tune", "search", "space", "screen", "prune")
 
 
@@ -34,10 +33,7 @@ class Stage:
 
     def name(self, study: str) -> str:
         """What the store calls it."""
-        if len(study) + len(self.ending) > _LONGEST:
-            digest = hashlib.sha256(study.encode()).hexdigest()[:6]
-            study = f"{study[: _LONGEST - len(self.ending) - 7]}-{digest}"
-        return f"{study.rstrip('.')}{self.ending}"
+        return with_ending(study, self.ending)
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ nothing that was tried before says anything of it.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.tree.paths import is_edit
-from archlab.search.statistics.contrast import Floats
 from archlab.search.store.store import Store, StoreRefused
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.variants.patches import Patch
+from archlab.search.utils.names import with_ending
+
+if TYPE_CHECKING:
+    from archlab.search.statistics.contrast import Floats
 
 KIND = "challenge"
 KEPT = "better"
@@ -69,6 +69,11 @@ class Ledger:
     base: str
     rows: dict[str, Losses] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, study: str, base: str, told: dict[str, Any]) -> Ledger:
+        """What the store kept of one."""
+        return cls(study, told["first"], base, told["rows"], [Entry.of(entry) for entry in told["entries"]])
 
     @property
     def kept(self) -> list[Entry]:
@@ -123,7 +128,7 @@ def recall(store: Store, study: str, first: str, base: str) -> Ledger:
     key = _key(study, base)
     told = store.recall(KIND, key)
     if told is not None:
-        return Ledger(study, first, base, told["rows"], [Entry.of(entry) for entry in told["entries"]])
+        return Ledger.of(study, base, told)
     if key in store.names([KIND]).get(KIND, {}):
         raise StoreRefused(f"the ledger of '{study}' is damaged; `archlab check` says how, and `--repair` removes it")
     return Ledger(study, first, base)
@@ -131,8 +136,23 @@ def recall(store: Store, study: str, first: str, base: str) -> Ledger:
 
 def remember(store: Store, ledger: Ledger) -> None:
     """Keeps it as it is now."""
-    told = {"rows": ledger.rows, "entries": [asdict(entry) for entry in ledger.entries]}
+    told = {"first": ledger.first, "rows": ledger.rows, "entries": [asdict(entry) for entry in ledger.entries]}
     store.remember(KIND, _key(ledger.study, ledger.base), told)
+
+
+def ledgers(store: Store) -> dict[str, Ledger]:
+    """The newest ledger of each study that has one, but for damaged ones."""
+    kept, found = store.recall_all([KIND]).get(KIND, {}), dict[str, Ledger]()
+    times = store.names([KIND]).get(KIND, {})
+    for key in sorted(kept, key=lambda each: times[each]):
+        study, base = json.loads(key)
+        found[study] = Ledger.of(study, base, kept[key])
+    return found
+
+
+def round_of(study: str, number: int | str) -> str:
+    """What the store calls the study of a challenger and its champion."""
+    return with_ending(study, f".challenge-{number}")
 
 
 def _key(study: str, base: str) -> str:
@@ -142,31 +162,3 @@ def _key(study: str, base: str) -> str:
 def digest(keys: Mapping[str, str]) -> str:
     """Of what a variant trains under each recipe."""
     return hashlib.sha256(canonical_json(dict(keys)).encode()).hexdigest()[:16]
-
-
-def plain(patch: Patch) -> list[Any]:
-    """A patch as YAML writes it: component names, and mappings of paths."""
-    return [s.node.plain() if not s.path else {s.path: s.node.plain()} for s in patch.settings]
-
-
-def patch_of(changes: Any, path: str) -> Patch:
-    """A patch from what `plain` made of it. Raises SpecError."""
-    problems: list[Problem] = []
-    found = Patch.parse_node(changes if isinstance(changes, Node) else Node.of(changes), path, problems)
-    if problems:
-        raise SpecError(problems)
-    return found  # type: ignore[no-any-return]
-
-
-def composed(champion: Patch, challenger: Patch) -> Patch:
-    """The challenger's changes on top of the champion's, without those of the champion that it replaces."""
-    new = [setting for setting in challenger.settings if setting.path and not is_edit(setting.node)]
-    named = {*challenger.components}
-    old = [
-        setting
-        for setting in champion.settings
-        if not any(f"{setting.path}.".startswith(f"{each.path}.") for each in new if setting.path)
-        and not (not setting.path and setting.node.plain() in named)
-    ]
-    names = [each for each in champion.components if each not in named]
-    return Patch((*old, *challenger.settings), (*names, *challenger.components))

@@ -1,10 +1,10 @@
 """Holds challengers against a champion, one after the other, each until its seeds have decided.
 
 A challenger is the champion with a patch, matched as the study says, trained on the same batches under each of the
-study's recipes. After each seed the mean paired difference of the validation losses is
-judged with an interval that holds at every number of seeds. Who is better at the level that e-LOND leaves
-(archlab.search.statistics.online) becomes the champion. Trials are those of ordinary studies, so that nothing is
-trained twice, and the same call goes on after an interruption.
+study's recipes. After each seed the mean paired difference of the validation losses is judged with an interval that
+holds at every number of seeds. Who is better at the level that e-LOND leaves (archlab.search.statistics.online) becomes
+the champion. Trials are those of ordinary studies, so that nothing is trained twice, and the same call goes on after an
+interruption.
 """
 
 from __future__ import annotations
@@ -17,18 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.challenge.changes import composed, patch_of, plain
 from archlab.search.challenge.judge import Seen, judge
-from archlab.search.challenge.ledger import (
-    KEPT,
-    Entry,
-    Ledger,
-    composed,
-    patch_of,
-    plain,
-    recall,
-    remember,
-)
-from archlab.search.challenge.rounds import Round, first_of, mean_losses, name_of, refuse
+from archlab.search.challenge.ledger import KEPT, Entry, Ledger, recall, remember, round_of
+from archlab.search.challenge.rounds import Round, first_of, mean_losses, refuse
 from archlab.search.planning.plan import Plan
 from archlab.search.results.selection import Selection
 from archlab.search.running.ending import EXIT_BUDGET, EXIT_FAILED, Summary
@@ -93,7 +85,7 @@ def challenge(
     refuse(study)
     root = store_root(store).absolute()
     patches = {name: patch_of(changes, f"challengers.{name}") for name, changes in challengers.items()}
-    with Store.open(root) as opened, in_use(root), StudyLock(root, name_of(study.study, "ledger")):
+    with Store.open(root) as opened, in_use(root), StudyLock(root, round_of(study.study, "ledger")):
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             options = RunOptions(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from archlab.arch_dsl.language.errors import SpecError
-from archlab.search.calibration.stages import Stage
-from archlab.search.challenge.ledger import Losses, digest
+from archlab.search.challenge.ledger import Losses, digest, round_of
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.results.selection import Selection, loss, with_baselines
 from archlab.search.sections.recipes.spec import AXIS
@@ -43,12 +42,7 @@ def first_of(study: Study) -> str:
     return study.report.baseline if study.report.baseline in study.variants else next(iter(study.variants))
 
 
-def name_of(study: str, ending: str) -> str:
-    """What the store calls a study that belongs to a study's challenge."""
-    return Stage(f".challenge-{ending}", 1.0).name(study)
-
-
-@dataclass
+@dataclass(frozen=True)
 class Round:
     """The rows of a round, the study's baseline first, then the champion where that is another one, the challenger
     last; and the identity of what each of them trains."""
@@ -64,11 +58,11 @@ class Round:
         """With these rows at so many seeds. Raises SpecError for a challenger that does not pair with the champion."""
         used = {name for patch in rows.values() for name in patch.components}
         dropped: dict[str, Any] = dict.fromkeys(_DROPPED)
-        names = [*rows]
+        champion, challenger = ([*rows] * 2)[-2:]
         made = study.replace(
             **dropped,
-            study=name_of(study.study, ending),
-            question=f"Is {names[-1]} better than {names[-2]}?" if len(names) > 1 else study.question,
+            study=round_of(study.study, ending),
+            question=f"Is {challenger} better than {champion}?",
             scales={},
             components={name: patch for name, patch in study.components.items() if name in used},
             variants={name: replace(patch, against="") for name, patch in rows.items()},
@@ -76,16 +70,15 @@ class Round:
             match=study.match.replace(report_unmatched=False) if study.match else None,
             seeds=seeds,
             evaluate=Study.evaluate,
-            budget=Study.budget,
-            report=ReportOptions(baseline=names[max(len(names) - 2, 0)]),
+            report=ReportOptions(baseline=champion),
             _others=(),
         )
         planned = _planned(made, store)
         batches = {(each.axes.get(AXIS), each.batches) for each in planned.variants}
         if len(batches) > len({recipe for recipe, _ in batches}):
             message = "sees other batches than the champion, so that their losses do not pair"
-            raise SpecError.of(f"challengers.{names[-1]}", message)
-        return cls(made, planned, names[max(len(names) - 2, 0)], names[-1], seeds)
+            raise SpecError.of(f"challengers.{challenger}", message)
+        return cls(made, planned, champion, challenger, seeds)
 
     def identity(self, row: str) -> str:
         """Of what a row trains, under all recipes."""

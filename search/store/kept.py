@@ -96,7 +96,7 @@ _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin
     "step_time": mapping({"seconds": positive}),
     "noise": mapping_of(_NOISE),
     "calibrated": mapping({"train": mapping_of(plain), "asked": mapping_of(text), "of": text}),
-    "challenge": mapping({"rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}),
+    "challenge": mapping({"first": text, "rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}),
     MEASURE: _FINDING,
     **dict.fromkeys(NOTES, mapping({"text": text, "tags": list_of(text)})),
 }

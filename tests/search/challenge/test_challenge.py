@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.cli.main import main
-from archlab.search.challenge.ledger import KIND, composed, patch_of, plain
+from archlab.search.challenge.changes import composed, patch_of, plain
+from archlab.search.challenge.ledger import KIND
 from archlab.search.challenge.referee import Outcome, Rules, challenge
 from archlab.search.running.ending import EXIT_BUDGET
 from archlab.search.store.store import Store, StoreRefused
