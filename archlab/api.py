@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from archlab.arch_dsl import Model, load
 from archlab.search.calibration.calibrate import calibrate
-from archlab.search.challenge.referee import challenge
+from archlab.search.challenge.referee import Outcome, Rules
+from archlab.search.challenge.referee import challenge as _challenge
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.models.find import model_alone
 from archlab.search.models.print_model import Shown, variant_of
@@ -65,6 +66,32 @@ def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bo
     if options.get("track", True) and summary.exit_code in (0, 1, 3):  # it came to its end
         send(store_root(store).absolute(), name)
     return summary
+
+
+def challenge(
+    study: Study | str | Path,
+    ideas: Mapping[str, Any],
+    store: str | Path | None = None,
+    *,
+    quiet: bool = False,
+    executor: Literal["ray", "inline"] = "ray",
+    **rules: Any,
+) -> Outcome:
+    """Holds `ideas`, names and changes as under `variants:`, against a study's champion, and keeps what is better.
+
+    `rules` are those of `archlab.search.challenge.referee.Rules`: `seeds`, `margin`, `false_keeps`, `trials`, `again`.
+    The outcome has the `ledger` and, by their names, the `entries` of these ideas, None for one that is not decided.
+    It raises what `run` does, and SpecError for an idea that is no change of the champion.
+    """
+    display = NotebookProgress if in_notebook() else make_progress
+    with nullcontext() if quiet else display() as progress:
+
+        def begin(planned: Plan) -> None:
+            if progress:
+                progress.plan(planned.record(), planned.trials)
+
+        event = progress.event if progress else None
+        return _challenge(study, ideas, store, rules=Rules(**rules), executor=executor, on_event=event, on_plan=begin)
 
 
 def show(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
@@ -61,34 +60,40 @@ class _Lora(Module):
         self.down = Linear(inputs, spec.rank, std=ctx.std)
         rows = {name: own.weight.shape[0] for name, own in maps.items()}
         self.up = nn.ModuleDict({name: Linear(spec.rank, count, std=0.0) for name, count in rows.items()})
+        self.at: dict[int, str] = {}  # its maps, by their places among what the branch reads
 
 
 class AdaptedModule(SublayerModule):
     """A branch whose maps of its input may have low-rank updates, by the names of the maps in `lora`."""
 
     lora: nn.ModuleDict
-    updated: dict[str, int]  # the place of each map among what the branch reads
+    own: int  # how many maps read its input beside those of updates; 0 where there are none
 
     def add_low_rank(self, spec: Any, maps: Mapping[str, Linear], ctx: BuildContext) -> None:
         """Builds the updates of the maps that the branch reads."""
         names = {"_".join(item.names(maps)): item for item in spec.lora}
         self.lora = nn.ModuleDict({name: item.build_for(maps, ctx) for name, item in names.items()})
+        self.own = len(super().maps()) if names else 0
         reads = self.reads() if names else []
-        self.updated = {name: reads.index(own) for name, own in maps.items() if own in reads}
+        items: list[Any] = list(self.lora.values())
+        for item in items:
+            item.at = {reads.index(own): name for name, own in maps.items() if own in reads and name in item.up}
 
     def maps(self) -> list[Linear]:
         items: list[Any] = list(self.lora.values())
         return [*super().maps(), *(item.down for item in items)]
 
     def from_products(self, products: Iterator[Tensor], call: Call) -> Tensor:
-        if not self.lora:
+        if not self.own:
             return super().from_products(products, call)
-        made = list(islice(products, len(super().maps())))
+        made = [next(products) for _ in range(self.own)]
         items: list[Any] = list(self.lora.values())
         for item in items:
             narrow = next(products)
-            for name, up in item.up.items():
-                made[self.updated[name]] = made[self.updated[name]] + up(narrow)
+            made = [
+                product + item.up[item.at[place]](narrow) if place in item.at else product
+                for place, product in enumerate(made)
+            ]
         return super().from_products(iter(made), call)
 
 

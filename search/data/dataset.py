@@ -35,9 +35,9 @@ _HEADER: Check = mapping(
         "files": mapping_of(count),
         "vocab": count,
         "splits": mapping_of(mapping({"tokens": count})),
-        "labels": mapping_of(anything),
         "dtype": text,
-    }
+    },
+    {"labels": mapping_of(anything)},
 )
 _STATE = "tokenizer.json"
 _LENGTHS = "token_bytes.npy"

@@ -77,7 +77,7 @@ _NOISE: Check = mapping(
     }
 )
 _NUMBERS: Check = list_of(maybe(number))
-_CURVE: Check = mapping({"x": list_of(number), "y": _NUMBERS, "n": number})
+_CURVE: Check = mapping({"x": list_of(number), "y": _NUMBERS, "n": list_of(number)})
 _GRID: Check = mapping(
     {"rows": list_of(plain), "columns": list_of(plain), "row": text, "column": text, "values": list_of(_NUMBERS)}
 )

@@ -18,6 +18,7 @@ from archlab.search.utils.shapes import (
     maybe,
     number,
     one_of,
+    plain,
     text,
     whole,
 )
@@ -30,7 +31,7 @@ _OF_ANY = {  # a result that came to an end, however it did
     "evaluate_s": number,
     "tokens_per_s": maybe(number),
     "peak_memory_bytes": maybe(count),
-    "fingerprint": mapping_of(text),
+    "fingerprint": mapping_of(plain),
     "bit_exact": flag,
     "resumed_from": list_of(count),
     "discarded_checkpoints": list_of(mapping({"name": text, "reason": text})),

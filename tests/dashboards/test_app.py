@@ -258,7 +258,7 @@ def test_the_library_reads_again_only_what_changed(tmp_path, monkeypatch):
         library = Library(root)
         first = library.study(plan.name)
         compared = []
-        monkeypatch.setattr(library, "_compare", lambda name: compared.append(name) or (first.comparison, None))
+        monkeypatch.setattr(library, "_compare", lambda name, _rows: compared.append(name) or (first.comparison, None))
         assert library.study(plan.name) is first
         run_trial(made, plan, keys[2], fraction=0.5)
         second = library.study(plan.name)
@@ -301,7 +301,7 @@ def test_the_dashboard_starts_without_the_heavy_packages():
 def test_the_newest_study_is_compared_before_it_is_asked_for(store):
     library = Library(store)
     library.prepare()
-    library._compare = lambda name: pytest.fail(f"{name} is compared again")
+    library._compare = lambda name, _rows: pytest.fail(f"{name} is compared again")
     assert library.summary("qk-norm").comparison is not None
 
 

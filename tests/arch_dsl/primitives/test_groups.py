@@ -14,6 +14,7 @@ from archlab.arch_dsl.conformance.hosts import LENGTH, TOKENS, VOCAB, load
 from archlab.arch_dsl.model.model import cost
 from archlab.arch_dsl.parts.context import Call, State
 from archlab.arch_dsl.parts.layers import initialize
+from tests.arch_dsl.specs import assert_plain_agrees, attention_case
 
 ALONE = {"type": "weighted", "stream": 0.0}
 NORM = {"type": "rmsnorm", "eps": 0.1}
@@ -118,3 +119,8 @@ def test_updates_start_at_nothing(backend: str):
         initialize(module, 0)
         found.append(module(TOKENS))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("lora", [[{"of": ["query", "value"], "rank": 3}, {"of": ["key"], "rank": 2}], [{}]], ids=str)
+def test_updates_are_written_as_plain_pytorch(lora: list[dict[str, Any]]):
+    assert_plain_agrees(attention_case("updates", lora=lora, post=["gate"]).model)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import archlab
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.cli.main import main
 from archlab.search.challenge.changes import composed, patch_of, plain
@@ -178,6 +179,15 @@ def test_changes_stand_on_top_of_those_of_the_champion() -> None:
         *changes,
     ]
     assert plain(composed(champion, patch_of(["qk_norm"], "x"))).count("qk_norm") == 1
+
+
+@pytest.mark.slow
+def test_the_python_door_gives_the_same_ledger(stream: tuple[Path, Outcome]) -> None:
+    folder, first = stream
+    found = archlab.challenge(
+        folder / "study.yaml", STREAM, folder / "store", quiet=True, executor="inline", seeds=6, margin=1.0
+    )
+    assert found.ledger == first.ledger and found.entries["faster"] == first.ledger.entries[0]
 
 
 @pytest.mark.slow
