@@ -106,6 +106,9 @@ def _fold_one(statements: list[ast.stmt], body: Body) -> bool:
     for index, statement in reversed(list(enumerate(statements))):
         if any(_fold_one(inner, body) for inner in blocks(statement)):
             return True
+        if isinstance(statement, ast.If) and not statement.body and not statement.orelse:
+            del statements[index]  # all that it did was for a loss in training
+            return True
         target = target_of(statement)
         several = [name.id for name in unpacked(statement)]
         unread = several and not any(uses[name] or name in body.pinned for name in several)

@@ -129,8 +129,7 @@ class _LightningIndexer(Module, of=LightningIndexer):
         if self.top is not None and self.top < k.shape[1]:
             hides = hides | ~self.chosen(index_BTS.detach().masked_fill(hides, float("-inf")), self.top)
         if call.held is None and torch.is_grad_enabled():
-            probabilities = self.attended(q.detach(), k.detach(), hides)
-            call.losses[f"{self.path}.loss"] = self.loss(index_BTS, probabilities, hides, call)
+            call.losses[f"{self.path}.loss"] = self.loss(index_BTS, self.attended(q, k, hides), hides, call)
         return torch.zeros_like(hides, dtype=q.dtype).masked_fill(hides, float("-inf"))[:, None]
 
     def index(self, hidden: Tensor, call: Call) -> Tensor:
@@ -150,7 +149,9 @@ class _LightningIndexer(Module, of=LightningIndexer):
         return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True)
 
     def attended(self, q: Tensor, k: Tensor, hides: Tensor) -> Tensor:
-        """p `[B, T, S]`, the mean over heads of what attention gives each key; hidden keys get nothing."""
+        """p `[B, T, S]`, the mean over heads of what attention gives each key; hidden keys get nothing, and nobody a
+        gradient."""
+        q, k = q.detach(), k.detach()
         q_BKGTD = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4)
         logits = q_BKGTD.flatten(2, 3) @ k.permute(0, 2, 3, 1)
         logits = at_least_float32(logits).unflatten(2, (-1, q.shape[1])).flatten(1, 2) * self.logit_scale
