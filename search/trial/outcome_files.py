@@ -45,6 +45,7 @@ _RESULTS: dict[str, Check] = {
         {"state": one_of("complete"), "validation": _SUMMARY, "test": _SUMMARY}, {"step": whole(count, 1), **_OF_ANY}
     ),
     "diverged": mapping({"state": one_of("diverged")}, {**_PLACE, **_OF_ANY}),
+    **dict.fromkeys(("pruned", "failed"), mapping({}, _PLACE)),
     "paused": mapping({"step": count}, {"tokens": count, "validation": mapping({"loss": maybe(number)})}),
 }
 _ATTEMPT: Check = mapping({}, {"attempt": count, "pid": count, "host": text, "started": number, "node": text})
