@@ -64,13 +64,9 @@ def challenge(
     overrides: tuple[str, ...],
     allow_plugins: bool,
     as_json: bool,
-    seeds: int,
-    margin: float | None,
-    false_keeps: float,
-    trials: int | None,
-    again: bool,
     address: str | None,
     inline: bool,
+    **rules: Any,
 ) -> None:
     """Hold changes against a champion, each until its seeds decide, and keep what is better.
 
@@ -84,7 +80,6 @@ def challenge(
     from archlab.search.running.progress import make_progress
 
     wanted = _read(patches)
-    rules = Rules(seeds, margin, false_keeps, trials, again)
 
     def begin(planned: Plan) -> None:
         progress.plan(planned.record(), planned.trials)
@@ -98,7 +93,7 @@ def challenge(
             study,
             wanted,
             store_folder(store),
-            rules=rules,
+            rules=Rules(**rules),
             overrides=parsed(overrides),
             executor="inline" if inline else "ray",
             address=address,
