@@ -81,6 +81,11 @@ class Plain:
     streams: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
 
+def _summed(kept: list[Tensor]) -> Any:
+    """A hook that keeps the stream `[batch, time, d_model]` that a layer gives, the sum of several."""
+    return lambda module, given, out: kept.append(out if out.dim() == 3 else out.sum(2))
+
+
 def plainly(model: LanguageModel, asked: Batch) -> Plain:
     """What passes through a model that reads a whole sample at once."""
     found, hooks = Plain(), []
@@ -89,7 +94,7 @@ def plainly(model: LanguageModel, asked: Batch) -> Plain:
         if isinstance(module, MultiHeadModule):
             module.attend = _kept(found.weights[name])
         elif isinstance(module, Branches):
-            hooks.append(module.register_forward_hook(lambda m, given, out, kept=found.streams[name]: kept.append(out)))
+            hooks.append(module.register_forward_hook(_summed(found.streams[name])))
         elif type(module).__name__ == "_Gate":
             hooks.append(module.register_forward_hook(_scores(found.gates[name])))
         elif type(module).__name__ == "_HiddenForgetGate":
@@ -244,13 +249,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "constant_gate": small({"sdpa": [{"type": "gate", "input": "none"}]}),
     "layers_differ": small(overrides={"1": {"block.attention.heads": 2, "block.attention.kv_heads": 1}}),
 }
-SEVERAL_STREAMS = ("gemma3n",)  # whose measures read all streams of a layer, where hooks on modules see one
-_SHARED = ("zamba2",)  # whose layers 1 and 3 use one attention: hooks on modules do not tell the two apart
-ZOO = [
-    name
-    for name in zoo.names()
-    if name not in _SHARED and any(isinstance(part, MultiHead) for part in attention_of(name))
-]
+ZOO = [name for name in zoo.names() if any(isinstance(part, MultiHead) for part in attention_of(name))]
 
 
 def about_of(dataset: Dataset, name: str) -> About:

@@ -30,7 +30,6 @@ from archlab.search.evaluation.sample import sample
 from archlab.search.objectives import has_encoder
 from tests.search.diagnostics_kit import (
     CONTEXT,
-    SEVERAL_STREAMS,
     VARIANTS,
     WINDOWS,
     ZOO,
@@ -59,11 +58,17 @@ def seen_by(dataset: Dataset, name: str) -> tuple[Subject, Batch, Plain]:
     return subject, asked, plainly(subject.model, asked)  # type: ignore[arg-type]
 
 
-def place_of(name: str, again: int = 0) -> tuple[str, int]:
-    """Place and layer of a module; `again` counts the layers that share it."""
+def place_of(name: str) -> tuple[str, int]:
+    """Place and layer of a module."""
     stack, _, rest = name.partition("block.")
     layer, _, path = rest.partition(".")
-    return stack + path.replace("members.", ""), int(layer) + again
+    return stack + path.replace("members.", ""), int(layer)
+
+
+def places_of(model: Any, name: str) -> list[tuple[str, int]]:
+    """The same of a module that layers share, for each of them."""
+    shared = model.get_submodule(name)
+    return [place_of(path) for path, module in model.named_modules(remove_duplicate=False) if module is shared]
 
 
 def mean(numbers: list[float]) -> float:
@@ -91,7 +96,7 @@ def statistics_of(subject: Subject, asked: Batch, plain: Plain) -> Iterator[tupl
             heads = [
                 statistics_of_head(weights[:, h], seen[:, h], rows, memory, cross) for h in range(weights.shape[1])
             ]
-            yield *place_of(name, again), heads
+            yield *places_of(model, name)[again], heads
 
 
 def statistics_of_head(
@@ -227,7 +232,7 @@ def assert_activations_agree(dataset: Dataset, name: str) -> None:
     grid = gates.grids[f"gate_mean_{WINDOWS}"]
     for module, layers in plain.gates.items():
         for again, (opened, _, _) in enumerate(layers):
-            path, layer = place_of(module, again)
+            path, layer = places_of(subject.model, module)[again]
             column = grid.columns.index(path.replace(".gate_2", ".gate"))
             assert grid.values[grid.rows.index(layer)][column] == pytest.approx(float(opened.mean()), rel=1e-9)
 
@@ -238,7 +243,7 @@ def test_activations_and_gates_are_those_of_plain_tensors(dataset: Dataset, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name not in SEVERAL_STREAMS])
+@pytest.mark.parametrize("name", [*zoo.names()])
 def test_activations_and_gates_of_the_zoo_are_those_of_plain_tensors(dataset: Dataset, name: str) -> None:
     assert_activations_agree(dataset, name)
 
