@@ -25,7 +25,7 @@ from archlab.search.calibration.choices import Choice, Tries, choices_of, equal_
 from archlab.search.calibration.stages import OWN, Sizes, Stage, far_from, losses, sizes, staged
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.running.ending import EXIT_FAILED, Summary
-from archlab.search.running.run import RunOptions, make_executor, run_with
+from archlab.search.running.run import RunOptions, make_executor, quiet, run_with
 from archlab.search.sections.recipes.spec import meaning, recipe_settings
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import TpeSampler
@@ -79,7 +79,7 @@ def calibrate(
     root = store_root(store).absolute()
     with Store.open(root) as opened, in_use(root):
         workers = make_executor(executor, root, resources=study.resources, address=address)
-        options = RunOptions(_quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
+        options = RunOptions(quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
         try:
             whole = plan(study, root / "data", fetch=True).trials
             planned = plan(study.replace(recipes=None, grid={}), root / "data")
@@ -87,16 +87,6 @@ def calibrate(
             return work.done(lambda each: run_with(workers, each, opened, options))
         finally:
             workers.close()
-
-
-def _quiet(tell: Events | None) -> Events:
-    """What is told of the stages, without what is the same in all of them, or follows from how they grow."""
-
-    def telling(event: dict[str, Any]) -> None:
-        if tell is not None and event["event"] not in ("settled", "edited", "summary"):
-            tell(event)
-
-    return telling
 
 
 def _refuse(study: Study) -> None:

@@ -18,10 +18,10 @@ def plain(patch: Patch) -> list[Any]:
 def patch_of(changes: Any, path: str) -> Patch:
     """A patch from what `plain` made of it. Raises SpecError."""
     problems: list[Problem] = []
-    found = Patch.parse_node(changes if isinstance(changes, Node) else Node.of(changes), path, problems)
+    found: Patch = Patch.parse_node(changes if isinstance(changes, Node) else Node.of(changes), path, problems)
     if problems:
         raise SpecError(problems)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def composed(champion: Patch, challenger: Patch) -> Patch:

@@ -25,8 +25,8 @@ def page(ledger: Ledger) -> Page:
     cells = [[Cell(printable(cell(each))) for each in ledger.entries] for _, _, cell in _COLUMNS]
     columns = [Column(head, mine, side) for (head, side, _), mine in zip(_COLUMNS, cells, strict=True)]
     looks = len(ledger.kept)
-    told = "never" if not looks else "once" if looks == 1 else f"{looks} times"
-    lines = [f"champion: {printable(ledger.champion)}; the test set was looked at {told}"]
+    told = "never looked at" if not looks else "looked at once" if looks == 1 else f"looked at {looks} times"
+    lines = [f"champion: {printable(ledger.champion)}; the test set was {told}"]
     blocks = [Block("", columns)] if ledger.entries else []
     notes = [printable(f"{each.name}: {each.reason}") for each in ledger.entries if each.reason]
     return Page(printable(ledger.study), "", blocks, lines, notes, "", [])

@@ -24,7 +24,7 @@ from archlab.search.challenge.rounds import Round, first_of, mean_losses, refuse
 from archlab.search.planning.plan import Plan
 from archlab.search.results.selection import Selection
 from archlab.search.running.ending import EXIT_BUDGET, EXIT_FAILED, Summary
-from archlab.search.running.run import RunOptions, make_executor, run_with
+from archlab.search.running.run import RunOptions, make_executor, quiet, run_with
 from archlab.search.statistics.online import level
 from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import StudyLock, in_use
@@ -48,6 +48,10 @@ class Rules:
     false_keeps: float = 0.1
     trials: int | None = None
     again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1 or not 0 < self.false_keeps < 1 or (self.margin is not None and self.margin <= 0):
+            raise ValueError(f"needs a seed or more, a share below 1 and a margin above 0; received {self}")
 
 
 @dataclass(frozen=True)
@@ -88,25 +92,13 @@ def challenge(
     with Store.open(root) as opened, in_use(root), StudyLock(root, round_of(study.study, "ledger")):
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
-            options = RunOptions(
-                _quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command
-            )
+            options = RunOptions(quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
             tell = on_entry or (lambda _entry, _known: None)
             referee = _Referee(study, opened, rules, tell, lambda each: run_with(workers, each, opened, options))
             referee.check(patches)
             return referee.try_all(patches)
         finally:
             workers.close()
-
-
-def _quiet(tell: Events | None) -> Events:
-    """What is told of the rounds, without what is the same in all of them, or follows from how they grow."""
-
-    def telling(event: dict[str, Any]) -> None:
-        if tell is not None and event["event"] not in ("settled", "edited", "summary"):
-            tell(event)
-
-    return telling
 
 
 class _Stopped(Exception):

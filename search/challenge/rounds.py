@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.challenge.ledger import Losses, digest, round_of
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.results.selection import Selection, loss, with_baselines
@@ -110,11 +110,16 @@ def _planned(study: Study, store: Store) -> Plan:
         check(study)
         return plan(study, store.root / "data", fetch=True)
     except SpecError as error:
-        own = f"variants.{[*study.variants][-1]}"
-        raise SpecError(
-            replace(each, path=each.path.replace("variants", "challengers", 1)) if each.path.startswith(own) else each
-            for each in error.problems
-        ) from error
+        raise SpecError(_as_challenger(each, study) for each in error.problems) from error
+
+
+def _as_challenger(problem: Problem, study: Study) -> Problem:
+    """A problem of the variant that is the challenger, without a place in the study's file, which does not have it."""
+    if not problem.path.startswith(f"variants.{[*study.variants][-1]}"):
+        return problem
+    elsewhere = problem.mark and study.file and problem.mark.file != str(study.file)
+    path = problem.path.replace("variants", "challengers", 1)
+    return replace(problem, path=path, mark=problem.mark if elsewhere else None)
 
 
 def mean_losses(selections: list[Selection], seeds: int, split: str) -> Losses:

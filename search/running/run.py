@@ -108,6 +108,16 @@ class RunOptions:
     command: str = ""  # what goes on with it, where that is not `archlab run`
 
 
+def quiet(tell: Events | None) -> Events:
+    """What is told of studies that are parts of one, without what is the same in all, or follows from how they grow."""
+
+    def telling(event: dict[str, Any]) -> None:
+        if tell is not None and event["event"] not in ("settled", "edited", "summary"):
+            tell(event)
+
+    return telling
+
+
 def run_with(
     workers: Executor, study: Study, store: Store, options: RunOptions, overrides: Mapping[str, Any] | None = None
 ) -> Summary:
