@@ -28,23 +28,24 @@ def register(app: dash.Dash, library: Library) -> None:
 
     dash.register_page("studies", path="/", title="Studies · archlab", layout=layout)
 
-    targets = [("studies-cards", "children"), ("studies-version", "data"), ("studies-query", "data")]
-    again = [Output(name, kind, allow_duplicate=True) for name, kind in targets]
+    shown = [("studies-cards", "children"), ("studies-version", "data")]
+    again = [Output(name, kind, allow_duplicate=True) for name, kind in shown]
     searched, seen = ("studies-search", "value"), State("studies-version", "data")
 
-    def refresh(search: str | None, before: str) -> list[Any]:
-        query = f"?q={quote(search)}" if search else ""
+    def cards(search: str | None, before: str) -> list[Any]:
         version, content = _cards(library, search or "")
-        return [no_update, no_update, query] if version == before else [content, version, query]
+        return [no_update, no_update] if version == before else [content, version]
 
     @app.callback(again, Input("studies-tick", "n_intervals"), State(*searched), seen, prevent_initial_call=True)
     def ticked(_: int, search: str | None, before: str) -> Any:
-        return refresh(search, before)
+        return cards(search, before)
 
     # of its own: the next tick would take the place of a search that is not answered yet
-    @app.callback([Output(*each) for each in targets], Input(*searched), seen, prevent_initial_call=True)
+    outputs = [*(Output(*each) for each in shown), Output("studies-query", "data")]
+
+    @app.callback(outputs, Input(*searched), seen, prevent_initial_call=True)
     def wanted(search: str | None, before: str) -> Any:
-        return refresh(search, before)
+        return [*cards(search, before), f"?q={quote(search)}" if search else ""]
 
     keep = "query => window.archlabAddress(query, '', {})"
     app.clientside_callback(keep, Input("studies-query", "data"), prevent_initial_call=True)
