@@ -29,6 +29,11 @@ def measured(store: Store, keys: Iterable[str]) -> dict[str, dict[str, float]]:
     return {kind.removeprefix(_KIND): names for kind, names in found.items()}
 
 
+def sound(store: Store, keys: Iterable[str]) -> dict[str, set[str]]:
+    """key -> the digests of what was measured of a trial, but for what is damaged."""
+    return {kind.removeprefix(_KIND): {*kept} for kind, kept in store.recall_all(map(kind_of, keys)).items()}
+
+
 def findings(store: Store, keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """key -> what was measured of it, each measure by its newest version, by name."""
     found = {}

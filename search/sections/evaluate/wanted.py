@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.evaluation.measures import About, Measure, Measures
 from archlab.search.sections.rooms import select
-from archlab.search.store.findings import measured
+from archlab.search.store.findings import sound
 from archlab.search.store.store import Store
 from archlab.search.trial import checkpoint
 from archlab.search.trial.trial import Trial
@@ -66,12 +66,12 @@ def wanted(
         return []
     rows, found = list(trials), []
     keys = [row["key"] for row in rows]
-    known, ended = measured(store, keys), store.known(keys)
+    known, ended = sound(store, keys), store.known(keys)
     for row in rows:
         trial = Trial.from_json(store.spec(row["key"]))
         stages = (stage["prepared"] for stage in trial.recipe.get("stages", ()) if stage.get("prepared"))
         data = [trial.data, *stages][-1]  # what the last stage was tested on
-        have = {} if again else known.get(row["key"], {})
+        have = set() if again else known.get(row["key"], set())
         mine = [measure for measure in evaluated if measure.digest(data) not in have]
         if not mine:
             continue

@@ -8,10 +8,12 @@ import math
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,13 @@ def test_a_new_measure_is_evaluated_once_and_nothing_is_trained(folder: Path) ->
     assert "evaluation" not in {event["event"] for event in events}
     assert known(folder) == found
     assert list((folder / "store" / "evaluations").iterdir()) == []
+
+    with closing(sqlite3.connect(folder / "store" / "trials.db")) as table, table:
+        place = "place LIKE 'measure %' LIMIT 1"
+        table.execute(f"UPDATE memory SET value = '[]' WHERE rowid = (SELECT rowid FROM memory WHERE {place})")
+    summary, _ = again(folder)
+    assert summary.message == "every trial has a result; 1 measure evaluated", "what is damaged is measured again"
+    assert known(folder).keys() == found.keys() and all(len(mine) == 2 for mine in known(folder).values())
 
 
 def test_what_was_measured_is_in_every_report_and_in_the_result(folder: Path) -> None:
