@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.slow_tests import FIRST, listed
+from tests.slow_tests import FIRST, is_left_to_all, listed
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -36,14 +36,19 @@ logging.root.manager.loggerDict = Loggers(logging.root.manager.loggerDict)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of slow.txt as slow, and begins with the files that take longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests of slow.txt as slow, leaves out what `make test-all` alone tries, and begins with the files that
+    take longest."""
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(FIRST)))
     slow = listed()
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+    if config.option.markexpr == "slow":
+        left = {item for item in items if item.get_closest_marker("slow") and is_left_to_all(item.nodeid)}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from zlib import crc32
 
 LIST = Path(__file__).with_name("slow.txt")
 MOST_S = 0.4
@@ -34,6 +35,25 @@ FIRST = (
     "tests/test_docs.py",
     "tests/search/calibration/test_calibrate.py",
     "tests/search/evaluation/test_probe_separations.py",
+)
+# Of the cases of these `make test-slow` tries every so-manieth, drawn by name, and `make test-all` each.
+SHARES = {
+    "test_altering_any_field_breaks_the_parity": 2,
+    "test_compiles_into_one_graph": 2,
+    "test_every_address_is_a_whole_page_in_all_widths": 2,
+    "test_every_field_changes_the_result_at_every_place": 2,
+    "test_is_captured_and_exported_as_one_graph": 2,
+    "test_other_models_and_recipes_are_divided_too": 2,
+    "test_outputs_and_gradients_match_float64": 2,
+}
+# Scenarios of a minute and more that `make test-all` alone runs: a nearer one of the same promise stays.
+LONGEST = (
+    "tests/dashboards/test_scale_browser.py::test_the_benchmark_measures_every_goal_and_a_first_visit_is_small",
+    "tests/search/executors/test_ray.py::test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing[gangs]",
+    "tests/search/running/test_measuring.py::test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran[ray]",
+    "tests/search/running/test_partitions.py::test_a_study_on_a_cluster_that_falls_apart_ends_as_an_undisturbed_one"
+    "[half-open]",
+    "tests/search/training/test_parallel.py::test_four_processes_train_the_trial_of_one",
 )
 # What every change should meet, although it takes longer: a part of each door, and of each promise.
 KEPT = (
@@ -63,6 +83,12 @@ def longer(lines: Iterable[str]) -> set[str]:
     found = (re.match(r"([\d.]+)s call +(\S.*)", line) for line in lines)
     ids = {match[2].rstrip() for match in found if match and float(match[1]) > MOST_S}
     return {name for name in ids if not name.startswith(KEPT)}
+
+
+def is_left_to_all(name: str) -> bool:
+    """Whether `make test-slow` leaves a slow test to `make test-all`."""
+    share = SHARES.get(name.partition("[")[0].rpartition("::")[2], 1)
+    return not ALL and (name in LONGEST or crc32(name.encode()) % share != 0)
 
 
 def listed() -> set[str]:

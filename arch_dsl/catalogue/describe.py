@@ -9,10 +9,13 @@ from typing import Any
 from archlab.arch_dsl.language.errors import SpecError, unknown
 from archlab.arch_dsl.language.spec import Family, Range, Spec, alternatives, fields_of
 from archlab.arch_dsl.language.spec import families as families_of
+from archlab.arch_dsl.model.constraint import Constraint
+from archlab.arch_dsl.model.prediction import Prediction
 from archlab.arch_dsl.parts import families as parts
 from archlab.arch_dsl.patching.knobs import KNOBS
 from archlab.arch_dsl.primitives.balance import Balance
 from archlab.arch_dsl.primitives.injections import Injection
+from archlab.arch_dsl.primitives.low_rank import LowRank
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.primitives.skips import Skip
 from archlab.arch_dsl.primitives.streams import Streams
@@ -23,7 +26,7 @@ from archlab.arch_dsl.tree.knob import Knob
 FAMILIES: tuple[type[parts.Primitive], ...] = (
     parts.Branch, parts.Norm, parts.Gate, parts.Scale, parts.Carry, parts.Decay, parts.Adapter, parts.Position,
     parts.Rotary, RopeScaling, parts.Score, parts.Weights, parts.Mask, parts.Join, Balance, Switch, Streams, Skip,
-    Injection,
+    Injection, LowRank, Prediction, Constraint,
 )  # fmt: skip
 
 

@@ -214,15 +214,21 @@ def is_time(found: Any) -> bool:
 
 def event_faults(row: dict[str, Any]) -> dict[str, str]:
     """column -> what is wrong with it, of those that the row of an event has. Most have no detail."""
+    return _event(row)[1]
+
+
+def _event(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The detail of an event, and the faults of its row by column."""
     wrong = [name for name, types in _OF_EVENT.items() if not isinstance(row[name], types)]
     if not is_time(row["time"]) and "time" not in wrong:
         wrong.append("time")
     faults = {name: f"it is {str(row[name])[:40]!r}" for name in wrong}
-    if row["detail"] != "{}":
-        value, fault = parsed(row["detail"], dict)
-        if fault := fault or fault_of_detail(value):
-            faults["detail"] = fault
-    return faults
+    if row["detail"] == "{}":
+        return {}, faults
+    detail, fault = parsed(row["detail"], dict)
+    if fault := fault or fault_of_detail(detail):
+        faults["detail"] = fault
+    return detail, faults
 
 
 def event_row(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -230,10 +236,10 @@ def event_row(row: dict[str, Any]) -> dict[str, Any] | None:
     kept = row["time"], row["kind"], row["study"], row["key"], row["attempt"], row["detail"]
     if kept[-1] == "{}" and tuple(map(type, kept)) in _USUAL and is_time(kept[0]):
         return {**row, "detail": {}}
-    faults = event_faults(row)
+    detail, faults = _event(row)
     if faults.keys() - {"detail"}:
         return None
-    return {**row, "detail": {} if faults else json.loads(row["detail"])}
+    return {**row, "detail": {} if faults else detail}
 
 
 def trial_row(row: dict[str, Any], folder: str) -> dict[str, Any]:

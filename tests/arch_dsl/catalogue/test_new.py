@@ -19,8 +19,8 @@ from archlab.cli.main import main
 
 MEMBERS = {member.type: member for family in FAMILIES for member in family.members.values()}
 # What stands only in some models: those with an encoder, with a second stream, in a layer after the first; and what
-# kernels compute in place of its module
-ELSEWHERE = {"cross_attention", "dual", "value_residual", "softmax"}
+# kernels compute in place of its module, or what changes weights between steps
+ELSEWHERE = {"cross_attention", "dual", "value_residual", "softmax", "unit_norm"}
 
 
 @pytest.fixture(autouse=True)
