@@ -21,6 +21,7 @@ from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
 from archlab.search.formatting.frames import records
 from archlab.search.formatting.tables import Block, Cell, Column, number, printable, short_count
 from archlab.search.formatting.words import shortest, terse
+from archlab.search.sections.search.promotion_tables import promotion_blocks
 from archlab.search.sections.search.told import importances_block, rivals_block, trials_block
 from archlab.search.store.store import StoreError
 
@@ -106,6 +107,7 @@ def content(_: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     return [
         *wrong,
         _front(found, trials, chosen),
+        *(section(block.title, block_table(replace(block, title=""))) for block in promotion_blocks(found)),
         *_beside(found),
         *_mattered(found),
         _parallel(found, trials, paths, where),

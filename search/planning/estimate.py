@@ -40,7 +40,8 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs, the
     evaluation of its held-out text one."""
     saved = plan.study.tune.saved if plan.study.tune else 0.0
-    per_variant = (plan.trials - len(plan.beside)) / len(plan.variants) - saved
+    more = sum(each.worth(plan) - each.proposed(len(plan.seeds)) for each in plan.study.sections)
+    per_variant = (plan.trials - len(plan.beside) + more) / len(plan.variants) - saved
     probes = sum(3 * p.flops_per_token * p.recipe.all_tokens for p in plan.beside)
     left = 1 - done / plan.trials
     if steps := _step_times(plan, root):

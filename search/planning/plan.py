@@ -25,6 +25,7 @@ from archlab.search.sections.seeds.spec import most, sequential_record
 from archlab.search.sections.tune.rows import Tuner, tuner_of
 from archlab.search.sections.tune.spec import short
 from archlab.search.store import plugins as plugin_files
+from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Row, Store
 from archlab.search.study.study import Study
 from archlab.search.trial.trial import Trial
@@ -209,7 +210,8 @@ class Plan:
         """Whether a stored row could be one of the study's, given results that are still to come."""
         variant = next((each for each in self.variants if each.name == row["variant"]), None)
         if variant is None:
-            return self.study.search is not None and row["variant"].partition("-")[0] == "found"
+            named = row["variant"].partition("-")[0] == "found"
+            return self.study.search is not None and (named or row["role"] == ROLE)  # of a rung
         if variant.name in self.left_out and row["role"] not in {part.role for part in self.parts}:
             return False
         return self._fits(variant, row)

@@ -65,6 +65,7 @@ _DECISIONS: dict[str, Check] = {  # by how their names begin
     ),
     "micro_batch": whole(count, 1),
     "tune_sd": deviation,
+    "promotion": list_of(count),
     "seed_sd": deviation,
 }
 _NOISE: Check = mapping(

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-ROLE = "screen"  # of a probe's row
+ROLE = "screen"  # of a probe's row, and of one at a rung of a search: what a section trains for itself

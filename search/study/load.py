@@ -18,6 +18,7 @@ from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import below, filled
 from archlab.search.sections.ladder.spec import problems_of as ladder_problems
+from archlab.search.sections.search.promotion_spec import with_sizes as sized_promotions
 from archlab.search.store.addresses import store_root
 from archlab.search.store.plugins import load_listed
 from archlab.search.study import calibrated
@@ -125,6 +126,9 @@ def parse_study(node: Node) -> Study:
     sized = written_sizes(study.ladder, study.model, node, problems)
     if sized is not study.ladder:
         study = study.replace(ladder=sized)
+    if study.search and any(each.size for each in study.search.promote or ()):
+        promote = sized_promotions(study.search.promote, node, problems)
+        study = study.replace(search=study.search.replace(promote=promote))
     if study.search and not study.variants:
         study = study.replace(variants={study.report.baseline: Patch()})
     if problems := [

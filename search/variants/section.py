@@ -77,6 +77,10 @@ class Section(Spec):
         """Trials that it asks for once others have ended, of variants that are not known yet."""
         return 0
 
+    def worth(self, planned: Planned) -> float:
+        """How many trials of a mean variant take as long to train as those that `proposed` counts."""
+        return self.proposed(len(planned.seeds))
+
     def record(self, planned: Planned) -> Any:
         """What the study's record keeps under its key; nothing, if that is empty."""
         return {}

@@ -6,19 +6,22 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.model.model import resolve
+from archlab.arch_dsl.patching.patch import apply
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
 from archlab.search.sections.search.frames import excess, measured, told
+from archlab.search.sections.search.judged import Judged
+from archlab.search.sections.search.promotion import Standing, climb, promoting_of
 from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits, importances
-from archlab.search.sections.search.samplers import Goals
+from archlab.search.sections.search.samplers import FOUND, Goals
 from archlab.search.sections.search.space import Space, component_of
 from archlab.search.statistics.pareto import spanning
 from archlab.search.store.store import TERMINAL, Row, Store
@@ -26,38 +29,10 @@ from archlab.search.training.step_times import measure, step_time_key
 from archlab.search.trial.metrics import validation_history
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.asked import Asked
-from archlab.search.variants.asks import Planned
+from archlab.search.variants.asks import Events, Planned
 from archlab.search.variants.memory import memory_bytes
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
-
-FOUND = "found"
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """What a proposal makes, what it costs, by how much it breaks which constraint, and why it is not trained."""
-
-    variant: Variant | None = None
-    costs: dict[str, float] = field(default_factory=dict)
-    excess: dict[str, float] = field(default_factory=dict)
-    reason: str = ""
-
-    @property
-    def broken(self) -> bool:
-        """Whether it breaks a constraint."""
-        return any(value > 0 for value in self.excess.values())
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Of a whole batch; 0 where there is no variant."""
-        return self.variant.recipe.sequences * self.variant.recipe.context if self.variant else 0
-
-    def record(self) -> dict[str, Any]:
-        refused = {"refused": self.reason} if self.reason else {}
-        infeasible = {"infeasible": True} if self.broken else {}
-        return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}
-
 
 class Seeker:
     """Keeps as many proposals under way as there are slots, until the study's number of trials is reached.
@@ -65,12 +40,19 @@ class Seeker:
     All that it knows it takes from the trial table and from the specs; what a run stored is judged again by the next.
     """
 
-    def __init__(self, search: Goals, space: Space, plan: Planned, store: Store, slots: int) -> None:
+    def __init__(
+        self, search: Goals, space: Space, plan: Planned, store: Store, slots: int, tell: Events = lambda _: None
+    ) -> None:
         self.search, self.space = search, space
-        self.plan, self.store, self.slots = plan, store, slots
+        self.plan, self.store, self.slots, self.tell = plan, store, slots, tell
+        part = promoting_of(plan)
+        self.rungs = part.rungs if part else ()
+        self.seed = self.rungs[0].seeds[0] if self.rungs else plan.seeds[0]
+        self.standing: list[Standing] = []  # of the rungs that began
+        self.found: dict[int, str] = {}  # of what became a variant, or is one
         self.limits = self.search.constraints.values()
         self.switches = [(path, axis) for path, axis in space.axes.items() if isinstance(axis, Components)]
-        self.judged: dict[int, _Judged] = {}
+        self.judged: dict[int, Judged] = {}
         self.noted: set[int] = set()  # refusals that have an event
         self.adopted = False
         self.losses: dict[int, float] = {}  # of the complete ones, on validation
@@ -113,8 +95,11 @@ class Seeker:
             raise SpecError.of("search.constraints", message, self.search.mark("constraints"))
         wanted = [row for row in proposals.values() if row]
         ended = all(number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row)
-        if ended and not self._asks(len(proposals)):
-            self._adopt(done)
+        over = ended and not self._asks(len(proposals))
+        if self.rungs:
+            wanted += self._promote(done if over else None, trials)
+        elif over:
+            self._adopt(self._spanning(self._complete(done)))
         return [*wanted, *self.plan.rows(trials)]
 
     def _asks(self, proposals: int) -> bool:
@@ -133,28 +118,28 @@ class Seeker:
             self.proposer.tell(number, self._refusal(judged))
             return None
         assert judged.variant is not None
-        seed = self.plan.seeds[0]
         settings = {"number": number, "lr": judged.variant.recipe.lr, **values}
-        return Row(judged.variant.trial(seed), judged.variant.name, "search", settings, seed)
+        return Row(judged.variant.trial(self.seed), judged.variant.name, "search", settings, self.seed)
 
-    def _judge(self, number: int, values: dict[str, Any]) -> _Judged:
+    def _judge(self, number: int, values: dict[str, Any]) -> Judged:
         """Whether a proposal makes sense and keeps to its constraints; the time of a step is asked last."""
         if number not in self.judged:
             try:
-                variant = self._variant(number, values)
+                scaled = tuple(self._scaled(number, values))
             except SpecError as error:
-                self.judged[number] = _Judged(reason=str(error))
+                self.judged[number] = Judged(reason=str(error))
                 return self.judged[number]
+            variant = scaled[0]
             known: dict[str, float] = {"parameters": variant.parameters, **variant.figures}
             known["memory"] = memory_bytes(variant)
             if "step_time" in self.limits and not any(each > 0 for each in excess(self.limits, known).values()):
                 known["step_time"] = self._step_time(variant)
             over = excess(self.limits, known)
             broken = [f"{name} {known[name]:.4g} > {self.limits[name]:.4g}" for name in over if over[name] > 0]
-            self.judged[number] = _Judged(variant, known, over, ", ".join(broken))
+            self.judged[number] = Judged(scaled, known, over, ", ".join(broken))
         return self.judged[number]
 
-    def _refusal(self, judged: _Judged) -> Ending:
+    def _refusal(self, judged: Judged) -> Ending:
         values = told(self.search.minimize, {**judged.costs, "step_time": None}) if judged.broken else ()
         return Ending("refused", values, judged.excess, reason=judged.reason)
 
@@ -167,14 +152,18 @@ class Seeker:
         history = tuple(validation_history(Path(row["folder"]))) if row["state"] == "pruned" else ()
         return Ending(row["state"], told(self.search.minimize, known), judged.excess, history, row["reason"] or "")
 
-    def _variant(self, number: int, values: dict[str, Any]) -> Variant:
-        """The variant of a proposal. Raises SpecError."""
+    def _scaled(self, number: int, values: dict[str, Any]) -> Iterator[Variant]:
+        """The variant of a proposal, of a search that promotes as each rung trains it. Raises SpecError."""
         components = self.plan.study.components
         settings = [each for path, value in values.items() for each in self.space.settings(path, value, components)]
         chosen = {component_of(path, values.get(path, "off")) for path, _ in self.switches}
         used = {name: name in chosen for name in self._named()}
         name = f"search-{number:04d}"
-        return self.plan.builder.variant(Asked(name, name, "", tuple(settings), used), self._target())
+        asked = Asked(name, name, "", tuple(settings), used)
+        for rung in self.rungs:
+            yield self.plan.builder.variant(dataclasses.replace(asked, rung=rung.scale), rung.target)
+        if not self.rungs:
+            yield self.plan.builder.variant(asked, self._target())
 
     def _step_time(self, variant: Variant) -> float:
         """Seconds of one optimizer step, measured once for each model and recipe in a store."""
@@ -193,7 +182,7 @@ class Seeker:
         A row whose key is not that of its values now comes from another model or recipe: it is no proposal of ours.
         One that was refused and is not any more, as a constraint was loosened, is one that waits.
         """
-        study, seed = self.plan.study.study, self.plan.seeds[0]
+        study, seed = self.plan.study.study, self.seed
         found: dict[int, Known] = {}
         order = [path for path, _ in self.space.ordered()]
         for event in self.store.events(study):
@@ -221,13 +210,15 @@ class Seeker:
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
         study, builder = self.plan.study, self.plan.builder
-        dataset = builder.data(study.train)
-        needed = positions(study.train, study.model)
-        model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
+        scale = self.rungs[0].scale if self.rungs else None
+        train, sized = builder.recipe((), scale), scale.settings if scale else ()
+        model = apply(study.model, [s for s in sized if not s.path.startswith("train.")]) if sized else study.model
+        dataset = builder.data(train)
+        model = resolve(model, vocab=train.vocab(dataset.vocab), max_positions=positions(train, model))
         rate = self.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
-        recipe = {name: value for name, value in builder.settle(study.train).told().items() if name not in left_out}
-        target = self._target()
+        recipe = {name: value for name, value in builder.settle(train).told().items() if name not in left_out}
+        target = self.rungs[0].target if self.rungs else self._target()
         matched = study.match.goal(target.size, target.trial(0).key) if study.match and target else None
         facts = [canonical(model), dataset.identity, recipe, matched]
         return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
@@ -251,8 +242,16 @@ class Seeker:
             "components": {name: spelt(self.plan.study.components[name].settings) for name in self._named()},
             "base": self.base,
             "importances": importances(self.space, losses),
+            **({"promote": self._rungs()} if self.rungs else {}),
             "proposals": [{"number": number, **judged.record()} for number, judged in sorted(self.judged.items())],
         }
+
+    def _rungs(self) -> list[dict[str, Any]]:
+        """What the record keeps of the rungs; of the last one also what was found."""
+        begun = {each.rung.number: each.record() for each in self.standing}
+        told = [begun.get(rung.number) or rung.record() for rung in self.rungs]
+        told[-1]["found"] = {str(number): name for number, name in self.found.items()}
+        return told
 
     def _named(self) -> list[str]:
         """The components that a proposal may have."""
@@ -263,35 +262,59 @@ class Seeker:
         study = self.plan.study.study
         self.store.save_study(study, self.plan.record(), self.store.study_yaml(study))
 
-    def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
-        """Makes the best proposals variants of the study, to be repeated with all seeds.
+    def _complete(self, done: dict[int, dict[str, Any]]) -> dict[int, tuple[float, ...]]:
+        """What is known of all goals of the proposals that ended with a result and keep to the constraints."""
+        ended = {number: self._ending(number, row) for number, row in done.items() if not self.judged[number].broken}
+        return {number: tuple(v or 0.0 for v in end.values) for number, end in sorted(ended.items()) if end.complete}
 
-        With one goal that is the one with the lowest validation loss, with several those of the Pareto front that span
-        most of it. One that is a variant of the study already has an event that says so: a table needs each once.
+    def _promote(self, done: dict[int, dict[str, Any]] | None, trials: list[dict[str, Any]]) -> list[Row]:
+        """The trials of the rungs by now, given the proposals once all have ended; the last ones become variants."""
+        candidates = None if done is None else {number: self.judged[number].scaled for number in self._complete(done)}
+        rows, standing = climb(self.rungs, candidates, trials, partial(self.store.decide, self.plan.study.study))
+        before = [(each.entered, each.chosen) for each in self.standing]
+        if [(each.entered, each.chosen) for each in standing] != before:
+            known = sum(each.chosen is not None for each in self.standing)
+            self.standing = standing
+            decided = [each for each in standing if each.chosen is not None]
+            if len(decided) == len(self.rungs):
+                self._adopt([*(decided[-1].chosen or ())])
+            self._record()
+            self._save()
+            if told := [str(each) for each in decided[known:]]:
+                self.tell({"event": self.search.key, "messages": told})
+        return rows
+
+    def _spanning(self, points: dict[int, tuple[float, ...]]) -> list[int]:
+        """The best proposals: with one goal that is the one with the lowest validation loss, with several those of the
+        Pareto front that span most of it."""
+        if not points:
+            return []
+        numbers, places = list(points), list(points.values())
+        reference = tuple(max(column) for column in zip(*places, strict=True))
+        best = [numbers[index] for index in spanning(places, reference, self.search.found)]
+        return sorted(best, key=lambda number: (points[number], number))
+
+    def _adopt(self, best: list[int]) -> None:
+        """Makes these proposals variants of the study, to be repeated with all seeds.
+
+        One that is a variant of the study already has an event that says so: a table needs each once.
         """
         if self.adopted:
             return
         self.adopted = True
-        ended = {number: self._ending(number, row) for number, row in done.items() if not self.judged[number].broken}
-        points = {number: tuple(v or 0.0 for v in end.values) for number, end in sorted(ended.items()) if end.complete}
-        if not points:
-            return
-        numbers, places = list(points), list(points.values())
-        reference = tuple(max(column) for column in zip(*places, strict=True))
-        best = [numbers[index] for index in spanning(places, reference, self.search.found)]
-        best.sort(key=lambda number: (points[number], number))
-        names = [FOUND] if len(self.search.minimize) == 1 else [f"{FOUND}-{index}" for index in range(1, len(best) + 1)]
-        fresh = [self._adopted(number, name) for number, name in zip(best, names, strict=True)]
+        fresh = [self._adopted(number, name) for number, name in zip(best, self.search.names, strict=False)]
         if any(fresh):
             self._save()
 
     def _adopted(self, number: int, name: str) -> bool:
         """Whether a proposal became a new variant."""
-        seed, study, best = self.plan.seeds[0], self.plan.study.study, self.judged[number].variant
-        assert best is not None
+        seed, study, best = self.plan.seeds[0], self.plan.study.study, self.judged[number].scaled[-1]
+        self.found[number] = name
         for variant in self.plan.variants:
             if variant.trial(seed).key == best.trial(seed).key:
-                which = "the best proposal" if name == FOUND else "a proposal of the front"
+                self.found[number] = variant.name
+                front = "a proposal of the last rung" if self.rungs else "a proposal of the front"
+                which = "the best proposal" if name == FOUND else front
                 message = f"{which}, {number}, is the variant '{variant.name}'"
                 detail: dict[str, Any] = {"message": message, "variant": variant.name, "number": number}
                 if not any(event["kind"] == FOUND and event["detail"] == detail for event in self.store.events(study)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, fields_of
 from archlab.search.sections.search.axes import Choice
+from archlab.search.sections.search.promotion_spec import Promotion
 from archlab.search.sections.search.space import Space
 from archlab.search.utils.quantities import Duration, Memory
 from archlab.search.variants.section import Section
@@ -30,6 +31,7 @@ Goal = Literal[
     "step_time",
     "peak_memory",
 ]
+FOUND = "found"
 _MOST = 10  # proposals per trial, where a study says nothing
 
 
@@ -248,6 +250,7 @@ class Goals(Section):
     proposals: Count | None = None
     keep: Count = 3
     seed: int = 0
+    promote: tuple[Promotion, ...] | None = None
 
     @property
     def most(self) -> int:
@@ -257,4 +260,13 @@ class Goals(Section):
     @property
     def found(self) -> int:
         """How many proposals become variants at most."""
+        if self.promote:
+            return self.promote[-1].keep
         return 1 if len(self.minimize) == 1 else self.keep
+
+    @property
+    def names(self) -> list[str]:
+        """What the proposals are called that become variants."""
+        if len(self.minimize) == 1 and self.found == 1:
+            return [FOUND]
+        return [f"{FOUND}-{index}" for index in range(1, self.found + 1)]

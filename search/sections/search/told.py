@@ -13,6 +13,8 @@ from archlab.search.formatting.words import terse
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import Record, Rows, Seen, Told
 from archlab.search.sections.search.frames import rivals_frame, rivals_of, search_frame, search_summary
+from archlab.search.sections.search.promotion_frames import promotion_frames
+from archlab.search.sections.search.promotion_tables import promotion_blocks, promotion_notes
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store
@@ -33,11 +35,13 @@ class ToldOfSearch(Told):
     def frames(self, seen: Seen) -> dict[str, Any]:
         """search: the trials of a search, best validation perplexity first; empty for other studies.
         searched: goals, constraints, what was refused, importances: search_summary in frames.py.
+        promotion, promoted: the rungs and their candidates: promotion_frames.py.
         rivals: a row per search of the store that asks the same, this one first; empty where there is no other.
         """
         searches = [(each, search_frame(each, rows)) for each, rows in ((seen.record, seen.trials), *seen.others)]
         summary = search_summary(*searches[0])
-        return {"search": searches[0][1], "searched": summary, "rivals": rivals_frame(searches)}
+        told = {"search": searches[0][1], "searched": summary, "rivals": rivals_frame(searches)}
+        return told | promotion_frames(seen.record, seen.trials)
 
     def notes(self, found: Comparison) -> Iterable[str]:
         """What a reader of a search must know besides its trials."""
@@ -52,6 +56,7 @@ class ToldOfSearch(Told):
         drawn, most = summary["trials"] + summary["senseless"], summary["most"]
         if summary["proposals"] >= most and drawn < summary["asked"]:
             yield f"search: {drawn} of {summary['asked']} trials: of {most} proposals no more were feasible"
+        yield from promotion_notes(found)
         if len(found.search) and any("train.lr" in settings for settings in found.search["settings"]):
             yield (
                 "search: what it found has a learning rate of its own, the baseline that of the recipe, so that a part "
@@ -61,6 +66,7 @@ class ToldOfSearch(Told):
     def blocks(self, found: Comparison) -> Iterable[Block]:
         if len(found.search):
             yield trials_block(found)
+            yield from promotion_blocks(found)
             if len(found.rivals):
                 yield rivals_block(found)
             if found.searched.get("importances"):
