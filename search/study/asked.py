@@ -16,7 +16,8 @@ from archlab.search.variants.patches import Patch
 def asked_variants(study: Study) -> list[Asked]:
     """Every variant in every cell of the grid at every rung, in the order in which the table shows them.
 
-    A search that promotes has one rung, its last. The rungs of a ladder have no names before they are counted: archlab.search.sections.ladder.rungs.climbed.
+    A search that promotes has one rung, its last. The rungs of a ladder have no names before they are counted:
+    archlab.search.sections.ladder.rungs.climbed.
     """
     used = {name for patch in study.variants.values() for name in patch.components}
     components = [name for name in study.components if name in used]

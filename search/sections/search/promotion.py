@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -137,10 +138,10 @@ def climb(
         distinct.setdefault(variants[0].trial(first.seeds[0]).key, number)
     left = [*distinct.values()]
     for place, rung in enumerate(rungs):
-        own = {number: candidates[number][place] for number in left}
-        named = {number: variant if rung is first else rung.named(variant) for number, variant in own.items()}
-        each = {number: rung.rows(variant) for number, variant in named.items()}
-        beside = rung.rows(rung.baseline)
+        named = {number: candidates[number][place] for number in left}
+        if rung is not first:
+            named = {number: rung.named(variant) for number, variant in named.items()}
+        each, beside = {number: rung.rows(variant) for number, variant in named.items()}, rung.rows(rung.baseline)
         if rung is not first:
             rows += [*beside, *(row for mine in each.values() for row in mine)]
         entered = {number: variant.name for number, variant in named.items()}
@@ -148,7 +149,7 @@ def climb(
             return rows, [*found, Standing(rung, entered, None)]
         keys = [[number, *(row.trial.key for row in mine)] for number, mine in each.items()]
         digest = hashlib.sha256(canonical_json([rung.keep, keys]).encode()).hexdigest()[:16]
-        left = decide(f"{DECISION} {rung.number} {digest}", lambda e=each, k=rung.keep: _best(done, e, k))  # type: ignore[misc]
+        left = decide(f"{DECISION} {rung.number} {digest}", partial(_best, done, each, rung.keep))
         found.append(Standing(rung, entered, tuple(left)))
         if not left:
             break
@@ -161,7 +162,9 @@ def _ended(done: Mapping[str, Mapping[str, Any]], row: Row) -> bool:
 
 def _best(done: Mapping[str, Mapping[str, Any]], each: Mapping[int, list[Row]], keep: int) -> list[int]:
     """The numbers with the lowest mean validation loss; what has a seed without one goes no further."""
-    means = {number: _mean(loss(dict(done[row.trial.key]), "validation") for row in mine) for number, mine in each.items()}
+    means = {
+        number: _mean(loss(dict(done[row.trial.key]), "validation") for row in mine) for number, mine in each.items()
+    }
     return sorted((n for n, mean in means.items() if math.isfinite(mean)), key=lambda n: (means[n], n))[:keep]
 
 

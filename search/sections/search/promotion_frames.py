@@ -34,7 +34,9 @@ def promotion_frames(record: Mapping[str, Any], trials: Iterable[Mapping[str, An
     """
     import pandas as pd
 
-    known = {(row["variant"], row["seed"]): value for row in trials if (value := loss(dict(row), "validation")) is not None}
+    known = {
+        (row["variant"], row["seed"]): value for row in trials if (value := loss(dict(row), "validation")) is not None
+    }
     rungs = (record.get("search") or {}).get("promote") or []
     found = {int(number): name for number, name in (rungs[-1].get("found", {}) if rungs else {}).items()}
     table = {"seeds": record["seeds"], "baseline": record.get("baseline"), "entered": found}

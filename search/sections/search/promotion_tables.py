@@ -70,7 +70,9 @@ def candidates_block(found: Comparison) -> Block:
         column("lost", lambda row: number(row["shrinkage"], "+.4f")),
         column("goes on", _place, "l"),
     ]
-    legend = f"chosen at: difference to the baseline at this rung; repeated at: at the next one, on other seeds; {_LOST}"
+    legend = (
+        f"chosen at: difference to the baseline at this rung; repeated at: at the next one, on other seeds; {_LOST}"
+    )
     return Block("Candidates of the rungs", columns, legend)
 
 
@@ -84,7 +86,6 @@ def promotion_notes(found: Comparison) -> Iterator[str]:
     """What became of the advantage of each proposal that the table holds."""
     for row in records(found.promoted):
         if row["becomes"] and row["repeated"] == row["repeated"]:
-            yield (
-                f"search: {row['becomes']} is trial {row['number']}, chosen at {row['delta']:+.4f} at rung {row['rung']}"
-                f", repeated at {row['repeated']:+.4f} on the seeds of the table (validation, nats/token)"
-            )
+            chosen = f"at rung {row['rung']} chosen at {row['delta']:+.4f}"
+            repeated = f"repeated at {row['repeated']:+.4f} on the seeds of the table"
+            yield f"search: {row['becomes']} is trial {row['number']}, {chosen}, {repeated} (validation, nats/token)"

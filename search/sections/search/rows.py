@@ -34,6 +34,7 @@ from archlab.search.variants.memory import memory_bytes
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
 
+
 class Seeker:
     """Keeps as many proposals under way as there are slots, until the study's number of trials is reached.
 

@@ -99,7 +99,9 @@ class Search(Goals):
             if was and become and was != become:
                 told = "what it proposed before is told to the sampler as far as it fits"
                 yield f"the search had another `{part}`: {told}"
-        was, become = ([[each[name] for name in _RUNG] for each in (one or {}).get("promote") or ()] for one in (before, now))
+        was, become = (
+            [[each[name] for name in _RUNG] for each in (one or {}).get("promote") or ()] for one in (before, now)
+        )
         if before and now and was != become:
             yield "the search promotes by other rungs: who goes on is decided anew where a rung has other trials"
 
