@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -240,3 +242,16 @@ def test_size_takes_width_and_depth_from_the_rule_of_the_zoo(tmp_path: Path) -> 
     assert search is not None
     lines = [*search.lines(made)]
     assert f"{large.parameters:,} parameters: 6 trials" in lines[2] and "at most 13 trials" in lines[-1]
+
+
+def test_fresh_seeds_find_a_better_proposal_and_leave_less_luck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
+    promotion = importlib.import_module("promotion")
+    found = {}
+    for name in ("one rung, 1 seed", "one rung, 3 seeds", "promotion, fresh seeds"):
+        chance = random.Random(0)
+        each = [promotion.search(promotion.WAYS[name], 0.02, 0.02, chance) for _ in range(100)]
+        found[name] = [fmean(getattr(one, what) for one in each) for what in ("regret", "luck", "trials")]
+    single, thrice, promoted = found.values()
+    assert promoted[0] < thrice[0] < single[0] and promoted[2] < thrice[2], "a better winner with fewer trials"
+    assert 0 < promoted[1] < thrice[1] < single[1] and single[1] > 0.02
