@@ -21,6 +21,7 @@ from archlab.cli.kit import (
     SET,
     STORE,
     STUDY,
+    SizeType,
     fail,
     parsed,
     store_folder,
@@ -33,6 +34,22 @@ if TYPE_CHECKING:
     from archlab.search.planning.plan import Plan
 
 
+SEEDS = click.option(
+    "--seeds", type=click.IntRange(2, 100), default=8, show_default=True, help="Of a challenger, at most."
+)
+MARGIN = click.option(
+    "--margin", type=click.FloatRange(0, min_open=True), help="Nats per token within which two are equivalent."
+)
+FALSE_KEEPS = click.option(
+    "--false-keeps",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="The share of those kept that are no better, in expectation, at most.",
+)
+DISK = click.option("--disk", type=SizeType(), help="How large the store may become, such as 20GB.")
+
+
 @click.command()
 @STUDY
 @click.argument("patches", nargs=-1)
@@ -41,18 +58,15 @@ if TYPE_CHECKING:
 @PLUGIN
 @ALLOW
 @JSON
-@click.option("--seeds", type=click.IntRange(2, 100), default=8, show_default=True, help="Of a challenger, at most.")
-@click.option(
-    "--margin", type=click.FloatRange(0, min_open=True), help="Nats per token within which two are equivalent."
-)
-@click.option(
-    "--false-keeps",
-    type=click.FloatRange(0, 0.5, min_open=True),
-    default=0.1,
-    show_default=True,
-    help="The share of those kept that are no better, in expectation, at most.",
-)
+@SEEDS
+@MARGIN
+@FALSE_KEEPS
 @click.option("--trials", type=click.IntRange(1), help="How many this command trains at most.")
+@click.option(
+    "--core-seconds", type=click.FloatRange(0, min_open=True), help="How long its trials hold cores at most, in all."
+)
+@DISK
+@click.option("--why", default="", metavar="TEXT", help="Kept in the ledger with each of PATCHES.")
 @click.option("--again", is_flag=True, help="Try again what lost to an earlier champion.")
 @ADDRESS
 @INLINE
@@ -66,6 +80,7 @@ def challenge(
     as_json: bool,
     address: str | None,
     inline: bool,
+    why: str,
     **rules: Any,
 ) -> None:
     """Hold changes against a champion, each until its seeds decide, and keep what is better.
@@ -73,13 +88,14 @@ def challenge(
     PATCHES are files, `-` for standard input, or YAML: mappings of names to changes, as under `variants:`. The study's
     baseline is the first champion. Without PATCHES it prints the ledger. Ctrl-C and the same command goes on.
     """
+    from archlab.search.challenge.changes import Idea
     from archlab.search.challenge.page import page
     from archlab.search.challenge.referee import Rules
     from archlab.search.challenge.referee import challenge as hold
     from archlab.search.reporting.report import as_text
     from archlab.search.running.progress import make_progress
 
-    wanted = _read(patches)
+    wanted = {name: Idea(node, why) for name, node in _read(patches).items()}
 
     def begin(planned: Plan) -> None:
         progress.plan(planned.record(), planned.trials)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Write a study": ("init", "plan", "show", "diff", "zoo", "data", "schema"),
     "Write a primitive": ("primitives", "new-primitive", "check-primitive"),
-    "Run it": ("run", "calibrate", "challenge", "watch", "status", "stop", "retry"),
+    "Run it": ("run", "calibrate", "challenge", "mcp", "watch", "status", "stop", "retry"),
     "Read what came out": ("report", "dashboard", "figures", "publish", "note", "eval", "generate"),
     "Keep what was computed": ("check", "gc", "delete", "export", "import", "sync", "move"),
     "This machine": ("doctor", "bench"),

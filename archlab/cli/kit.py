@@ -15,7 +15,7 @@ from archlab.cli.arguments import escaped, is_text
 from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
-_TRAINING = ("calibrate", "challenge", "plan", "run")  # what a mistake keeps from training
+_TRAINING = ("calibrate", "challenge", "mcp", "plan", "run")  # what a mistake keeps from training
 
 
 @contextmanager
@@ -97,6 +97,25 @@ ALLOW = click.option("--allow-plugins", is_flag=True, help="Run the Python files
 ADDRESS = click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
 INLINE = click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+class SizeType(click.ParamType):
+    """Bytes: a number of them, or `20GB`, `500MB`, `1.5GiB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """From the command line. Raises BadParameter, which says what is allowed."""
+        from archlab.arch_dsl.language.source import Node
+        from archlab.search.utils.quantities import Memory
+
+        if isinstance(value, int) or str(value).isdigit():
+            return int(value)
+        problems: list[Any] = []
+        found = Memory.parse_node(Node(value), "", problems)
+        if problems:
+            self.fail(f"{problems[0].message}, or a number of bytes", param, ctx)
+        return int(found.bytes)
 
 
 def store_folder(given: str | None) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archlab.cli import bench, calibrate, challenge, eval, generate, lifecycle, models, note, paper, store, weights
+from archlab.cli import bench, calibrate, challenge, eval, generate, lifecycle, mcp, models, note, paper, store, weights
 from archlab.cli.groups import Grouped, next_steps
 from archlab.cli.kit import (
     ADDRESS,
@@ -262,6 +262,6 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for group in (calibrate, challenge, lifecycle, models, weights, store, eval, generate, paper, note, bench):
+for group in (calibrate, challenge, mcp, lifecycle, models, weights, store, eval, generate, paper, note, bench):
     for each in group.VERBS:
         main.add_command(each)

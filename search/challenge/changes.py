@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.tree.paths import is_edit
 from archlab.search.variants.patches import Patch
+
+
+@dataclass(frozen=True)
+class Idea:
+    """What a challenger changes, and why somebody proposes it."""
+
+    changes: Any
+    why: str = ""
 
 
 def plain(patch: Patch) -> list[Any]:

@@ -36,7 +36,7 @@ class Entry:
     `changes` are a list of component names and mappings of paths, `against` the champion's name. `difference` is the
     mean paired validation loss in nats per token, `half_width` that of its interval at `level`; `test` the difference
     on the test set, which is looked at when a challenger is kept and never before. `near` names earlier ones that
-    change the same. `trials` were trained for it.
+    change the same. `trials` were trained for it. `why` is what the proposer said of it.
     """
 
     number: int
@@ -52,6 +52,7 @@ class Entry:
     near: list[str] = field(default_factory=list)
     trials: int = 0
     reason: str = ""
+    why: str = ""
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Entry:

@@ -9,6 +9,7 @@ interruption.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.search.challenge.changes import composed, patch_of, plain
+from archlab.search.challenge.budget import Allowance, Limits, missing
+from archlab.search.challenge.changes import Idea, composed, patch_of, plain
 from archlab.search.challenge.judge import Seen, judge
 from archlab.search.challenge.ledger import KEPT, Entry, Ledger, recall, remember, round_of
 from archlab.search.challenge.rounds import Round, first_of, mean_losses, refuse
+from archlab.search.executors.resources import Room
 from archlab.search.planning.plan import Plan
 from archlab.search.results.selection import Selection
 from archlab.search.running.ending import EXIT_BUDGET, EXIT_FAILED, Summary
@@ -31,6 +34,7 @@ from archlab.search.store.lock import StudyLock, in_use
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
+from archlab.search.utils.quantities import Duration
 from archlab.search.variants.asks import Events
 from archlab.search.variants.patches import Patch
 
@@ -40,18 +44,29 @@ FEWEST = 1  # seeds before the first look, which may show that there is no hope
 @dataclass(frozen=True)
 class Rules:
     """How a stream is judged: the seeds that a challenger gets at most, the half-width of equivalence in nats per
-    token, the share of false ones among those kept, the trials that may be trained in all, and whether what lost to an
-    earlier champion is tried again."""
+    token, the share of false ones among those kept, and whether what lost to an earlier champion is tried again.
+
+    `trials`, `core_seconds` and `disk` (bytes of the store) are the most that this call may take; with `of_life` the
+    most that all ledgers of the study in this store may take together (archlab.search.challenge.budget).
+    """
 
     seeds: int = 8
     margin: float | None = None
     false_keeps: float = 0.1
     trials: int | None = None
     again: bool = False
+    core_seconds: float | None = None
+    disk: int | None = None
+    of_life: bool = False
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or not 0 < self.false_keeps < 1 or (self.margin is not None and self.margin <= 0):
             raise ValueError(f"needs a seed or more, a share below 1 and a margin above 0; received {self}")
+
+    @property
+    def limits(self) -> Limits:
+        """What may be taken."""
+        return Limits(self.trials, self.core_seconds, self.disk, self.of_life)
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,8 @@ def challenge(
     allow_plugins: bool = False,
     command: str = "",
 ) -> Outcome:
-    """Tries `challengers` (name to changes, as under `variants:`) in order, and returns what came of it.
+    """Tries `challengers` (name to changes, as under `variants:`, or to an `Idea`) in order, and returns what came of
+    it.
 
     The study's baseline is the first champion. `on_entry` is told each verdict, and whether it was known before.
     Raises what `run` does, and SpecError for a challenger that is none.
@@ -88,17 +104,29 @@ def challenge(
         study = load_study(study, overrides, allow_plugins, store)
     refuse(study)
     root = store_root(store).absolute()
-    patches = {name: patch_of(changes, f"challengers.{name}") for name, changes in challengers.items()}
+    ideas = {name: each if isinstance(each, Idea) else Idea(each) for name, each in challengers.items()}
+    patches = {name: patch_of(each.changes, f"challengers.{name}") for name, each in ideas.items()}
     with Store.open(root) as opened, in_use(root), StudyLock(root, round_of(study.study, "ledger")):
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             options = RunOptions(quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
             tell = on_entry or (lambda _entry, _known: None)
-            referee = _Referee(study, opened, rules, tell, lambda each: run_with(workers, each, opened, options))
+            at_once = _at_once(study, rules, executor, address)
+            referee = Referee(
+                study, opened, rules, tell, lambda each: run_with(workers, each, opened, options), at_once
+            )
             referee.check(patches)
+            referee.why = {name: each.why for name, each in ideas.items()}
             return referee.try_all(patches)
         finally:
             workers.close()
+
+
+def _at_once(study: Study, rules: Rules, executor: str, address: str | None) -> int | None:
+    """How many trials run side by side at most, where that matters and is known."""
+    if executor == "inline":
+        return 1
+    return study.resources.slots([Room.here()]) if rules.core_seconds is not None and address is None else None
 
 
 class _Stopped(Exception):
@@ -108,16 +136,23 @@ class _Stopped(Exception):
         self.summary = summary
 
 
-class _Referee:
-    """A stream of challengers at work."""
+def never(_study: Study) -> Summary:
+    """What trains for a referee that only looks."""
+    raise AssertionError("this referee trains nothing")
+
+
+class Referee:
+    """A stream of challengers at work. `at_once` is how many trials run side by side at most, None where that is not
+    known. Without `run` it only looks: `known`, `check`, `round` and `allowance` train nothing."""
 
     def __init__(
         self,
         study: Study,
         store: Store,
         rules: Rules,
-        tell: Callable[[Entry, bool], None],
-        run: Callable[[Study], Summary],
+        tell: Callable[[Entry, bool], None] = lambda _entry, _known: None,
+        run: Callable[[Study], Summary] = never,
+        at_once: int | None = None,
     ) -> None:
         self.study, self.store, self.rules, self.tell, self.run = study, store, rules, tell, run
         self.first = first_of(study)
@@ -128,6 +163,8 @@ class _Referee:
             patch = patch_of(entry.changes, f"ledger.{entry.number}")
             self.patches[entry.name] = composed(self.patches[self.champion], patch)
         self.before, self.trained = len(self.ledger.entries), 0
+        self.why: dict[str, str] = {}
+        self.allowance = Allowance(rules.limits, store, study.study, study.resources, at_once)
         self.summary: Summary | None = None
 
     @property
@@ -169,6 +206,11 @@ class _Referee:
         rows[name] = composed(self.patches[self.champion], patch)
         return Round.of(self.study, self.store, str(len(self.ledger.entries) + 1), rows, seeds)
 
+    def standing(self) -> Round:
+        """The champion beside the baseline, without a challenger."""
+        rows = {name: self.patches[name] for name in (self.first, self.champion)}
+        return Round.of(self.study, self.store, "ledger", rows, FEWEST)
+
     def try_all(self, patches: Mapping[str, Patch]) -> Outcome:
         """All challengers in order, until one is not decided."""
         entries: dict[str, Entry | None] = dict.fromkeys(patches)
@@ -202,12 +244,17 @@ class _Referee:
 
     def train(self, made: Round) -> None:
         """What the round still lacks. Raises _Stopped where that is too much, or something kept it from its end."""
-        left = made.left(self.store)
-        if self.rules.trials is not None and self.trained + left > self.rules.trials:
-            message = f"the next look takes {left} trials, of {self.rules.trials - self.trained} that are left"
-            raise _Stopped(Summary(EXIT_BUDGET, {}, message))
-        self.summary = self.run(made.study)
-        self.trained += left
+        keys = missing(made.planned, self.store)
+        if refused := self.allowance.refuses(made.planned, keys, self.trained):
+            raise _Stopped(Summary(EXIT_BUDGET, {}, refused))
+        seconds = self.allowance.wall_s(len(keys))
+        self.summary = self.run(made.study if seconds is None else _within(made.study, seconds))
+        self.trained += len(keys)
+        if self.summary.exit_code == EXIT_BUDGET and seconds is not None:
+            message = (
+                f"{self.rules.core_seconds:g} core-seconds are spent; trials that had begun go on from checkpoints"
+            )
+            raise _Stopped(Summary(EXIT_BUDGET, self.summary.counts, message))
         if self.summary.exit_code not in (0, EXIT_FAILED):
             raise _Stopped(self.summary)
 
@@ -248,6 +295,7 @@ class _Referee:
             near=self.ledger.near(changes),
             trials=made.trained(self.store) if made else 0,
             reason=reason,
+            why=self.why.get(name, ""),
         )
         self.ledger.entries.append(entry)
         remember(self.store, self.ledger)
@@ -260,3 +308,9 @@ class _Referee:
         found = made.selections(self.store)
         ours, theirs = (mean_losses(found[row], made.seeds, "test") for row in (made.challenger, made.champion))
         return float(np.mean([a - b for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]))
+
+
+def _within(study: Study, seconds: float) -> Study:
+    """The study, whose run ends after so many seconds."""
+    wall = study.budget.wall.seconds if study.budget.wall else math.inf
+    return study.replace(budget=study.budget.replace(wall=Duration(min(wall, seconds))))

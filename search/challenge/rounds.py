@@ -57,6 +57,8 @@ class Round:
     def of(cls, study: Study, store: Store, ending: str, rows: Mapping[str, Patch], seeds: int) -> Round:
         """With these rows at so many seeds. Raises SpecError for a challenger that does not pair with the champion."""
         used = {name for patch in rows.values() for name in patch.components}
+        if not used <= study.components.keys():
+            used = {*study.components}  # of which the error names the nearest
         dropped: dict[str, Any] = dict.fromkeys(_DROPPED)
         champion, challenger = ([*rows] * 2)[-2:]
         made = study.replace(

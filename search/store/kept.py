@@ -89,7 +89,7 @@ _FINDING: Check = mapping(
 _ENTRY: Check = both(
     mapping({"number": count, "name": text, "changes": list_of(plain), "against": text, "verdict": text}),
     mapping(
-        {"seeds": count, "level": positive, "near": list_of(text), "trials": count, "reason": text},
+        {"seeds": count, "level": positive, "near": list_of(text), "trials": count, "reason": text, "why": text},
         {"difference": maybe(number), "half_width": maybe(number), "test": maybe(number)},
     ),
 )
@@ -98,6 +98,10 @@ _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin
     "noise": mapping_of(_NOISE),
     "calibrated": mapping({"train": mapping_of(plain), "asked": mapping_of(text), "of": text}),
     "challenge": mapping({"first": text, "rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}),
+    "ticket": mapping(
+        {"number": count, "name": text, "changes": list_of(plain), "state": text},
+        {"why": text, "message": text, "entry": maybe(count)},
+    ),
     MEASURE: _FINDING,
     **dict.fromkeys(NOTES, mapping({"text": text, "tags": list_of(text)})),
 }

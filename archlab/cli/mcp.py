@@ -1,0 +1,70 @@
+"""`archlab mcp`: the referee of a study for programs and language models, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+import click
+
+from archlab.cli.challenge import DISK, FALSE_KEEPS, MARGIN, SEEDS
+from archlab.cli.kit import ADDRESS, ALLOW, INLINE, INVALID, SET, STORE, STUDY, fail, parsed, store_folder, verb
+
+
+@click.command()
+@STUDY
+@STORE
+@SET
+@ALLOW
+@SEEDS
+@MARGIN
+@FALSE_KEEPS
+@click.option("--trials", type=click.IntRange(1), help="How many all challenges of this study train at most.")
+@click.option(
+    "--core-seconds", type=click.FloatRange(0, min_open=True), help="How long their trials hold cores at most, in all."
+)
+@DISK
+@ADDRESS
+@INLINE
+@verb
+def mcp(
+    study: str,
+    store: str | None,
+    overrides: tuple[str, ...],
+    allow_plugins: bool,
+    address: str | None,
+    inline: bool,
+    **rules: Any,
+) -> None:
+    """Serve the referee of a study to a program or a language model, on standard input and output.
+
+    It speaks the Model Context Protocol: a client starts this command. Limits hold over all challenges that this study
+    ever had in the store, however often the server is started.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is None:
+        fail("`archlab mcp` needs the package `mcp`: pip install 'archlab[mcp]'", INVALID)
+    from archlab.cli.referee_server.desk import Desk
+    from archlab.cli.referee_server.serve import serve
+    from archlab.search.challenge.work import Job
+
+    job = Job(
+        study=study,
+        store=str(store_folder(store).absolute()),
+        ticket="",
+        overrides=parsed(overrides),
+        rules={**rules, "of_life": True},
+        executor="inline" if inline else "ray",
+        address=address,
+        allow_plugins=allow_plugins,
+        command=shlex.join(["archlab", *sys.argv[1:]]),
+    )
+    desk = Desk(job)
+    with desk.referee():  # what is wrong with the study is said before a client waits for it
+        pass
+    serve(desk)
+
+
+VERBS = [mcp]
