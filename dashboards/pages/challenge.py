@@ -117,9 +117,10 @@ def _link(ledger: Ledger, entry: Entry) -> Component:
 
 
 def _told(entry: Entry) -> str:
-    """What a challenger changes, and its difference."""
+    """What a challenger changes, its difference, and why it was proposed."""
     said = "" if entry.difference is None else f" {entry.difference:+.4f}".replace("-", MINUS)
-    return f"{said}; changes {', '.join(_paths(entry))}"
+    why = f"; proposed because: {entry.why}" if entry.why else ""
+    return f"{said}; changes {', '.join(_paths(entry))}{why}"
 
 
 def _paths(entry: Entry) -> Iterable[str]:

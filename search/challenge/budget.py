@@ -113,7 +113,8 @@ class Allowance:
         taken = len(now.trials) if limits.of_life else trained
         needed = len(now.trials | keys) if limits.of_life else trained + left
         if limits.trials is not None and needed > limits.trials:
-            return f"the next look takes {left} trials, of {max(0, limits.trials - taken)} that are left"
+            many = "1 trial" if left == 1 else f"{left} trials"
+            return f"the next look takes {many}, of {max(0, limits.trials - taken)} that are left"
         if limits.core_seconds is not None:
             rest = limits.core_seconds - (now.core_seconds - self.before.core_seconds)
             if (guess := self.guess(planned, left, now)) > rest:

@@ -29,5 +29,4 @@ def page(ledger: Ledger) -> Page:
     lines = [f"champion: {printable(ledger.champion)}; the test set was {told}"]
     blocks = [Block("", columns)] if ledger.entries else []
     notes = [printable(f"{each.name}: {each.reason}") for each in ledger.entries if each.reason]
-    notes += [printable(f"{each.name} was proposed: {each.why}") for each in ledger.entries if each.why]
     return Page(printable(ledger.study), "", blocks, lines, notes, "", [])

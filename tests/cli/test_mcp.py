@@ -176,8 +176,8 @@ def test_a_scripted_proposer_gets_verdicts_and_the_ledger_says_why(tmp_path: Pat
     async def more(call: Call) -> Any:
         return await call("challenge", name="norm", changes={"block.norm": "layernorm"}, why="")
 
-    trained = len(trials_in(tmp_path))
-    assert f"of {6 - trained} that are left" in over_stdio(tmp_path, more, "--trials", "6") or trained < 6
+    trained = len(trials_in(tmp_path))  # another server counts what this one trained
+    assert "of 0 that are left" in over_stdio(tmp_path, more, "--trials", str(trained))
     assert len(trials_in(tmp_path)) == trained
 
 
@@ -218,6 +218,11 @@ class Raw:
     def call(self, tool: str, **given: Any) -> dict[str, Any]:
         return dict(self.request("tools/call", {"name": tool, "arguments": given})["structuredContent"])
 
+    def end(self) -> int:
+        """Its exit code, after its standard input has ended."""
+        self.process.communicate()
+        return self.process.returncode
+
 
 @pytest.mark.slow
 def test_a_killed_server_loses_nothing_and_prints_only_the_protocol(tmp_path: Path) -> None:
@@ -232,7 +237,7 @@ def test_a_killed_server_loses_nothing_and_prints_only_the_protocol(tmp_path: Pa
     while first.call("state", wait_seconds=5, ticket=ticket)["asked"]["state"] == "waiting":
         pass
     first.process.kill()
-    first.process.wait()
+    first.end()
     desk = desk_in(tmp_path)
     while desk.state()["running"] is not None:  # what it ran ends by itself
         time.sleep(0.2)
@@ -242,8 +247,7 @@ def test_a_killed_server_loses_nothing_and_prints_only_the_protocol(tmp_path: Pa
     while again["state"] in ("waiting", "running"):
         again = second.call("state", wait_seconds=5, ticket=ticket)["asked"]
     assert again["state"] == "decided"
-    second.process.stdin.close()  # type: ignore[union-attr]
-    assert second.process.wait() == 0
+    assert second.end() == 0
     after = trials_in(tmp_path)
     assert before.keys() <= after.keys() and {state for state, _ in after.values()} == {"complete"}
     assert all(attempt == 1 for key, (_, attempt) in after.items() if before.get(key, ("", 0))[0] == "complete")

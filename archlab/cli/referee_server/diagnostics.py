@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from archlab.search.challenge.ledger import Entry
-from archlab.search.evaluation.measures.loss_spikes import LossSpikes, spikes
 from archlab.search.store.store import Store
 from archlab.search.trial.metrics import read_metrics, validation_history
 from archlab.search.trial.rough_start import signs_of
+from archlab.search.trial.spikes import spikes
 
 _POINTS = 12  # of a curve
 _LAST = 2000  # characters of an error
@@ -38,7 +38,6 @@ def _trial(row: dict[str, Any]) -> dict[str, Any]:
     """One trial: its validation loss in nats per token, its curve and what its journal says."""
     folder, result = Path(row["folder"]), row["result"] or {}
     lines = [line for line in read_metrics(folder) if line.get("loss") is not None]
-    standard = LossSpikes()
     found = {
         "variant": row["variant"],
         "seed": row["seed"],
@@ -50,7 +49,7 @@ def _trial(row: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "curve": _thinned(validation_history(folder)),
         "last_training_loss": lines[-1]["loss"] if lines else None,
-        "loss_spikes": spikes([line["loss"] for line in lines], standard.window, standard.deviations),
+        "loss_spikes": spikes([line["loss"] for line in lines]),
         "signs": [*signs_of(folder, result)] if row["state"] == "complete" else [],
         "error": _error(folder) if row["state"] == "failed" else None,
     }

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.search.evaluation.family import About, Found, Measure, Subject
 from archlab.search.trial.metrics import read_metrics
-
-_FEWEST = 16  # lines before one that a spread is taken from
+from archlab.search.trial.spikes import FEWEST, spikes
 
 
 @Measure.register("loss_spikes")
@@ -28,8 +25,8 @@ class LossSpikes(Measure):
         return self.unusual("window", "deviations")
 
     def refusal(self, about: About) -> str | None:
-        if self.window < _FEWEST:
-            return f"a window of {self.window} lines is too short for a spread; {_FEWEST} are needed"
+        if self.window < FEWEST:
+            return f"a window of {self.window} lines is too short for a spread; {FEWEST} are needed"
         return None
 
     def compute(self, subject: Subject) -> Found:
@@ -41,12 +38,3 @@ class LossSpikes(Measure):
             "journal_lines": len(lines),
         }
         return Found({name: float(count) for name, count in found.items()}).with_ending(self.ending)
-
-
-def spikes(values: list[float], window: int, deviations: float) -> int:
-    """How many values are so far above those before them."""
-    found, line = 0, np.asarray(values, np.float64)
-    for place in range(_FEWEST, len(line)):
-        before = line[max(0, place - window) : place]
-        found += bool(line[place] > before.mean() + deviations * before.std())
-    return found

@@ -17,12 +17,13 @@ from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.data import mixing
 from archlab.search.evaluation.measures import Measure, Subject
 from archlab.search.evaluation.measures.decoding import Decoding
-from archlab.search.evaluation.measures.loss_spikes import LossSpikes, spikes
+from archlab.search.evaluation.measures.loss_spikes import LossSpikes
 from archlab.search.evaluation.measures.memorisation import Memorisation
 from archlab.search.evaluation.measures.speed import Speed, flops_of, training_flops
 from archlab.search.hardware.peaks import PEAKS, joules, known_peak, measured_peak, rapl_joules
 from archlab.search.sections.evaluate.told import TIMED, is_timed
 from archlab.search.training.module import seeds_of
+from archlab.search.trial.spikes import spikes
 from archlab.search.trial.trial import Trial
 from tests.search.downstream_kit import CONTEXT, byte_data, subject
 
