@@ -55,7 +55,7 @@ class Answered:
 
 def answer(error: Exception) -> JSONRPCError:
     """What is said of a line that `error` is about: to the request that it seems to be, if its id can be read."""
-    told = getattr(error, "errors", lambda **_: [])(include_url=False, include_context=False)
+    told: list[Any] = getattr(error, "errors", lambda **_: [])(include_url=False, include_context=False)
     line = next((each["input"] for each in told if isinstance(each.get("input"), str)), "")
     found = _ID.search(line[:1000]) or _ID.search(line[-1000:])
     number = None if found is None else found[1] if found[1] is not None else int(found[2])

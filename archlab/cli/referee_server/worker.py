@@ -13,6 +13,7 @@ from archlab.search.challenge.work import BUSY
 from archlab.search.running.ending import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 _LOOK_S = 1.0  # between two looks at a ledger that another process writes
+_PATIENCE_S = 40.0  # for trials to write checkpoints; clients give up after a minute
 _STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
@@ -24,7 +25,7 @@ class Worker:
         self.ticket: str | None = None
         self._process: Process | None = None
         self._loop: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = self._let_go = False
 
     def begin(self) -> None:
         """Works off what waits, from now on."""
@@ -33,16 +34,18 @@ class Worker:
             self._loop = asyncio.create_task(self._work())
 
     async def stop(self) -> str | None:
-        """Ends what runs here, whose trials write checkpoints first; the ticket that it was, None where none was."""
+        """Ends what runs here, whose trials write checkpoints first, and waits for that a while. Returns its ticket,
+        None where nothing ran."""
         self._stopping, ticket = True, self.ticket
         self.let_go()
         if self._loop is not None:
-            await self._loop
+            await asyncio.wait({self._loop}, timeout=_PATIENCE_S)
         return ticket
 
     def let_go(self) -> None:
         """Asks what runs to end, without waiting for it."""
         if self._process is not None and self._process.stdin is not None:
+            self._let_go = True
             self._process.stdin.close()
 
     async def _work(self) -> None:
@@ -56,8 +59,9 @@ class Worker:
             code = await self._run(job.ticket, job.text())
             if code == BUSY:
                 await asyncio.sleep(_LOOK_S)
-            elif code in _STOPPED or self._stopping:
-                return
+            elif code in _STOPPED:
+                if not self._let_go:
+                    return  # somebody else has stopped it
             elif code:
                 await asyncio.to_thread(self.desk.crashed, job.ticket, code)
 
@@ -67,7 +71,7 @@ class Worker:
         self._process = await asyncio.create_subprocess_exec(
             *words, stdin=PIPE, stdout=sys.stderr, start_new_session=True, env=os.environ
         )
-        self.ticket = ticket
+        self.ticket, self._let_go = ticket, False
         try:
             if self._stopping:
                 self.let_go()
