@@ -65,9 +65,10 @@ class Desk:
 
     def check(self, changes: Any) -> dict[str, Any]:
         """What a patch would be and cost; trains nothing. Raises SpecError for what is none."""
-        patch = _patch("x", changes)
+        name = "this patch"
+        patch = _patch(name, changes)
         with self.referee() as referee:
-            return look(referee, "this patch", patch)
+            return look(referee, name, patch)
 
     def challenge(self, name: str, changes: Any, why: str) -> dict[str, Any]:
         """The ticket of a challenger, which waits for its turn, or what came of it where that is known.
