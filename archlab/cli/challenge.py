@@ -21,8 +21,8 @@ from archlab.cli.kit import (
     SET,
     STORE,
     STUDY,
-    SizeType,
     fail,
+    in_bytes,
     parsed,
     store_folder,
     verb,
@@ -47,7 +47,7 @@ FALSE_KEEPS = click.option(
     show_default=True,
     help="The share of those kept that are no better, in expectation, at most.",
 )
-DISK = click.option("--disk", type=SizeType(), help="How large the store may become, such as 20GB.")
+DISK = click.option("--disk", metavar="SIZE", callback=in_bytes, help="How large the store may become, such as 20GB.")
 
 
 @click.command()

@@ -99,23 +99,18 @@ INLINE = click.option("--inline", is_flag=True, help="Train in this process, one
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
 
-class SizeType(click.ParamType):
-    """Bytes: a number of them, or `20GB`, `500MB`, `1.5GiB`."""
+def in_bytes(_context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """What an option says in bytes: a number of them, or `20GB`, `500MB`, `1.5GiB`. Raises BadParameter."""
+    from archlab.arch_dsl.language.source import Node
+    from archlab.search.utils.quantities import Memory
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """From the command line. Raises BadParameter, which says what is allowed."""
-        from archlab.arch_dsl.language.source import Node
-        from archlab.search.utils.quantities import Memory
-
-        if isinstance(value, int) or str(value).isdigit():
-            return int(value)
-        problems: list[Any] = []
-        found = Memory.parse_node(Node(value), "", problems)
-        if problems:
-            self.fail(f"{problems[0].message}, or a number of bytes", param, ctx)
-        return int(found.bytes)
+    if given is None or given.isdigit():
+        return None if given is None else int(given)
+    problems: list[Any] = []
+    found = Memory.parse_node(Node(given), "", problems)
+    if problems:
+        raise click.BadParameter(f"{problems[0].message}, or a number of bytes", param=parameter)
+    return int(found.bytes)
 
 
 def store_folder(given: str | None) -> Path:
