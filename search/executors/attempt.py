@@ -37,14 +37,17 @@ def run_trial(
     until: int | None = None,
     gang: Gang | None = None,
     node: str = "",
+    checkpoint_s: float | None = None,
 ) -> dict[str, Any] | Failure:
     """Trains one attempt with `entry` ("module:function") and returns its result or why there is none. Never raises.
 
     With `until` it pauses after that step, and what it returns says so. The folder is locked while it is written to,
     so that two attempts never write into one another. A result that is already there is returned as it is. Of a
-    `gang`, whose processes all call this, rank 0 is the one that writes. `node` is Ray's number for the machine.
+    `gang`, whose processes all call this, rank 0 is the one that writes. `node` is Ray's number for the machine,
+    `checkpoint_s` the time from one checkpoint to the next where the study says one.
     """
-    options = {name: value for name, value in (("until", until), ("gang", gang)) if value is not None}
+    told = {"until": until, "gang": gang, "checkpoint_s": checkpoint_s}
+    options = {name: value for name, value in told.items() if value is not None}
     try:
         if gang is not None and not gang.leads:
             return read_result(folder) or _train(entry, folder, data_root, attempt, options)

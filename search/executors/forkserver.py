@@ -242,7 +242,7 @@ def _run(job: dict[str, Any], write: int, server: int) -> None:
         from archlab.search.executors.process_group import Gang
 
         gang = Gang.of(job["gang"])
-    where = {"gang": gang, "node": job.get("node", "")}
+    where = {"gang": gang, "node": job.get("node", ""), "checkpoint_s": job.get("checkpoint_s")}
     found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), **where)
     answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
     with open(write, "w") as pipe:

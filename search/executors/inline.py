@@ -11,8 +11,8 @@ from archlab.search.executors.executor import Failure, Finished
 class InlineExecutor:
     """One trial at a time in this very process: for tests and for debugging a trainer. It can't survive a crash."""
 
-    def __init__(self, entry: str, data_root: Path) -> None:
-        self._entry, self._data_root = entry, data_root
+    def __init__(self, entry: str, data_root: Path, checkpoint_s: float | None = None) -> None:
+        self._entry, self._data_root, self._checkpoint_s = entry, data_root, checkpoint_s
         self._queue: deque[tuple[str, Path, int, int | None, str]] = deque()
         self._cancelled: set[str] = set()
 
@@ -41,7 +41,9 @@ class InlineExecutor:
         if key in self._cancelled:
             self._cancelled.discard(key)
             return [Finished(key, attempt, Failure("cancelled", "cancelled before it started"))]
-        return [Finished(key, attempt, run_trial(entry, folder, self._data_root, attempt, until))]
+        pace = self._checkpoint_s if entry == self._entry else None
+        outcome = run_trial(entry, folder, self._data_root, attempt, until, checkpoint_s=pace)
+        return [Finished(key, attempt, outcome)]
 
     def cancel(self, key: str) -> None:
         """Drops an attempt that has not started."""

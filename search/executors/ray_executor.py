@@ -201,6 +201,7 @@ class RayExecutor:
             **{"entry": entry or self._entry, "folder": str(folder), "data_root": str(self._data_root)},
             **{"attempt": attempt, "until": until, "cpus": self._wants.cpus, "gpus": self._wants.gpus},
             **{"memory": memory, "parallel": self._wants.parallel.sizes, "ours": ours() if self._cluster else None},
+            "checkpoint_s": None if entry else self._wants.checkpoint_s,  # what else is run writes none
         }
         if self._cluster and self._wants.world > 1:
             group, tasks = launch_gang(ray, self._task, job, self._options, self._wants.world)

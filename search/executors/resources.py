@@ -14,7 +14,7 @@ from archlab.arch_dsl.language.spec import Count, NotNegative, Spec
 from archlab.search.executors.executor import ResourcesError
 from archlab.search.executors.process_group import Parallel
 from archlab.search.hardware import facts as machine
-from archlab.search.utils.quantities import Memory
+from archlab.search.utils.quantities import Duration, Memory
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,21 @@ class Room:
 class Resources(Spec):
     """What each process of a trial gets: cores with one torch thread each, GPUs or a share of one, and memory.
 
-    `gpus: null` is one where there are any. `memory` is all that a trial on the CPU may allocate. With `parallel` a
-    trial is several processes, whose number is the product.
+    `gpus: null` is one where there are any. `memory` is all that a trial on the CPU may allocate. `checkpoint` is the
+    time from one checkpoint to the next. With `parallel` a trial is several processes, whose number is the product.
     """
 
     title: ClassVar[str] = "resources"
     cpus: Count = 1
     gpus: NotNegative | None = None
     memory: Memory | None = None
+    checkpoint: Duration | None = None
     parallel: Parallel = Parallel()
+
+    @property
+    def checkpoint_s(self) -> float | None:
+        """Seconds between checkpoints; None: as often as costs little."""
+        return self.checkpoint.seconds if self.checkpoint else None
 
     @property
     def world(self) -> int:

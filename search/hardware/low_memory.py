@@ -1,8 +1,10 @@
-"""Which trial to end when a machine runs out of memory: the one that holds most of it, before the kernel picks one."""
+"""Memory that runs out: which trial to end, before the kernel picks one, and whether a process may take more."""
 
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +19,32 @@ def runs_out() -> bool:
     """Whether less is available than the share that must stay free."""
     available, total = memory()
     return available < float(os.environ.get(LEFT, _LEFT)) * total
+
+
+def has_room(size: int) -> bool:
+    """Whether this process may take so many bytes more: twice the share stays free, and its own limit is kept.
+
+    What it has given back to the heap counts as held, as the next step takes it again.
+    """
+    available, total = memory()
+    if available - size < 2 * float(os.environ.get(LEFT, _LEFT)) * total:
+        return False
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return most == resource.RLIM_INFINITY or _data() + size <= most
+
+
+def _data() -> int:
+    """Bytes of this process that count for RLIMIT_DATA; 0 where that can't be seen."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def peak() -> int:
+    """Bytes: the most that this process has held so far, resident."""
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
 
 
 def largest(pids: Iterable[int]) -> tuple[int, int]:

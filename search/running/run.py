@@ -46,7 +46,7 @@ def make_executor(
     if kind == "inline":
         if resources.world > 1:
             raise ResourcesError(f"each trial asks for {resources}; without Ray there is this process alone")
-        return InlineExecutor(ENTRY, root / "data")
+        return InlineExecutor(ENTRY, root / "data", resources.checkpoint_s)
     from archlab.search.executors.ray_executor import RayExecutor
 
     return RayExecutor(ENTRY, root / "data", resources, address)

@@ -34,6 +34,8 @@ from archlab.search.trial.fingerprint import differences, fingerprint
 from archlab.search.trial.journal import Journal, note_event
 from archlab.search.trial.kept_weights import WEIGHTS, is_power_of_two, told
 from archlab.search.trial.loss_windows import write_windows
+from archlab.search.trial.pace import Pace
+from archlab.search.trial.writer import Writer
 
 LOG_LINES = 400
 _NEVER = 2**62
@@ -88,6 +90,7 @@ class Loop:
         self.prefix_step = 0  # after which `keep_prefix` is given all of its state, for longer trials; 0: after none
         self.keep_prefix: Callable[[dict[str, Any], Journal], None]
         self.continued: dict[str, Any] | None = None  # key and step of the shorter trial that it went on from
+        self.writer = Writer(folder, attempt)
         self.step = before.steps
         self.train_s = before.train_s
         self.pending = 0  # steps since the last line
@@ -100,16 +103,16 @@ class Loop:
         self._line_s = before.train_s
 
     def run(
-        self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float, until: int | None = None
+        self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float | None, until: int | None = None
     ) -> None:
         """Trains to the end, with a checkpoint of the weights there, or to step `until` of the trial.
 
-        Raises Paused there, and Diverged, Interrupted, OSError.
+        Raises Paused there, and Diverged, Interrupted, OSError. `writer` may not have finished yet.
         """
         recipe = self.recipe
         every = max(1, recipe.steps // LOG_LINES)
         points = curve_points(recipe.steps)
-        saved = time.monotonic()
+        self.writer.pace = Pace(checkpoint_s)
         self._clock = time.perf_counter()
         for step in range(self.step - self.before.steps, recipe.steps):
             self.update(step)
@@ -125,10 +128,9 @@ class Loop:
             if last:
                 average(self.optimizer)
             pause = self.step == until
-            stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
+            stop, due = self.team.agree(should_stop() and not last, self.writer.due())
             if stop or last or pause or due:
-                self.save(journal, whole=pause or not last)
-                saved = time.monotonic()
+                self.save(journal, whole=pause or not last, now=stop or pause)
             if pause:
                 raise Paused
             if stop:
@@ -258,14 +260,14 @@ class Loop:
         self._clock = now
         return self.train_s
 
-    def save(self, journal: Journal, whole: bool) -> None:
-        """Writes a checkpoint, after the lines up to it; at the end of a trial it holds the weights alone."""
+    def save(self, journal: Journal, whole: bool, now: bool) -> None:
+        """A checkpoint after the lines up to it, of the weights alone at a trial's end; `now`: not beside training."""
         self.check()
         self.elapsed()
         state = self.state(whole)
         if self.team.leads:
-            journal.sync()
-            checkpoint.save(self.folder, self.step, state)
+            journal.flush()
+            self.writer.put(self.folder, self.step, state, journal.persist, began=self._clock, now=now)
         self._clock = time.perf_counter()
 
     def keep_weights(self) -> None:
@@ -274,7 +276,7 @@ class Loop:
         state, folder = self.state(whole=False), self.folder / WEIGHTS
         if self.team.leads:
             folder.mkdir(mode=0o700, exist_ok=True)
-            checkpoint.save(folder, self.step, state, keep=sys.maxsize)
+            self.writer.put(folder, self.step, state, lambda: None, began=self._clock, keep=sys.maxsize)
         self._clock = time.perf_counter()
 
     def leave_prefix(self, journal: Journal) -> None:

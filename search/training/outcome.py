@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from archlab.search.hardware import low_memory
 from archlab.search.training.ends import Diverged, Interrupted
 from archlab.search.training.held_out import Arrays, evaluate
 from archlab.search.training.loop import Loop
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events
+from archlab.search.trial.writer import spent
 
 ShouldStop = Callable[[], bool]
 
@@ -28,13 +28,15 @@ def stage_record(index: int, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(
-    loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float, until: int | None
+    loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float | None, until: int | None
 ) -> dict[str, Any]:
     """Trains, evaluates, and says how the trial ended. Raises Paused."""
     try:
-        loop.run(journal, should_stop, checkpoint_s, until)
-        started = time.perf_counter()
-        measures, documents = _measure(loop, journal, should_stop)
+        with loop.writer:
+            loop.run(journal, should_stop, checkpoint_s, until)
+            started = time.perf_counter()
+            measures, documents = _measure(loop, journal, should_stop)
+            evaluate_s = round(time.perf_counter() - started, 3)
     except Diverged as end:
         loop.log_diverged(journal, end.step)
         return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
@@ -42,7 +44,6 @@ def outcome(
         packed = io.BytesIO()
         np.savez(packed, **documents)  # type: ignore[arg-type]
         checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
-    evaluate_s = round(time.perf_counter() - started, 3)
     return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
 
 
@@ -69,6 +70,7 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
     """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
     tokens = loop.tokens_at(step)
     happened = events(loop.folder)
+    peak = peak_memory(loop.device)
     resumed = [event for event in happened if event["event"] == "resumed"]
     return {
         "state": state,
@@ -79,7 +81,8 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
         **measures,
         "train_s": round(loop.train_s, 3),
         "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
-        "peak_memory_bytes": peak_memory(loop.device),
+        "checkpoints": spent(loop.folder),
+        "peak_memory_bytes": loop.writer.without_copies(peak) if loop.device.type == "cpu" else peak,
         "fingerprint": loop.fingerprint,
         "bit_exact": not any(event["changed"] for event in resumed),
         "resumed_from": [event["step"] for event in resumed],
@@ -99,5 +102,4 @@ def peak_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return low_memory.peak()

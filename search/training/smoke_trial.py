@@ -22,7 +22,7 @@ from archlab.search.training.ends import Diverged, Interrupted
 from archlab.search.training.loop import Before, Loop
 from archlab.search.training.module import build_model
 from archlab.search.training.outcome import peak_memory
-from archlab.search.training.train import CHECKPOINT_S, Run, team_of
+from archlab.search.training.train import Run, team_of
 from archlab.search.trial.trial import Trial
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def train(
         context.enter_context(deterministic(device))
         team = context.enter_context(team_of(gang, device))
         journal = context.enter_context(team.journal(folder / "lines", attempt, 0))
-        run = Run(folder, data_root, attempt, trial, device, build_model, team, journal, should_stop, CHECKPOINT_S)
+        run = Run(folder, data_root, attempt, trial, device, build_model, team, journal, should_stop)
         context.enter_context(compiling(trial.recipe, data_root.parent, journal.pulse))
         for part in parts(recipe, trial):
             whole = replace(part, recipe=part.recipe.replace(ramp=None))

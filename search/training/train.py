@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "train"]
 
-CHECKPOINT_S = 20.0
 TOGETHER = "archlab.search.training.parallel.team:Together"  # by its name: a trial of one process loads none of it
 
 Build = Callable[[Trial, Recipe, torch.device], nn.Module]
@@ -61,13 +60,14 @@ def train(
     until: int | None = None,
     gang: Gang | None = None,
     build: Build = build_model,
-    checkpoint_s: float = CHECKPOINT_S,
+    checkpoint_s: float | None = None,
 ) -> dict[str, Any]:
     """Trains the trial of `folder/trial.json` from its newest checkpoint to its end; returns what `result.json` says.
 
     With `until` it pauses after that step of the trial, one of `rungs`, with a whole checkpoint, and returns
     {"state": "paused", "step", "tokens", "validation": {"loss": that of the curve}}; at once where it has been there.
 
+    A checkpoint is due every `checkpoint_s` seconds, after every step if that is 0, and without it as `Pace` says.
     `should_stop` is asked after every step. Raises Interrupted after a checkpoint, OSError when the disk is full (the
     earlier checkpoint is whole then), and whatever is wrong with the trial or its data. A run whose loss or gradients
     are not finite is a result: its state is `diverged`. One process at a time may train in a folder, or the processes
@@ -128,7 +128,7 @@ class Run:
     team: Team
     journal: Journal
     should_stop: ShouldStop
-    checkpoint_s: float
+    checkpoint_s: float | None = None
     until: int | None = None
 
     def through(self, found: checkpoint.Loaded) -> dict[str, Any]:

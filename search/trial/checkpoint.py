@@ -48,7 +48,7 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
     digest = write_atomically(path, lambda file: torch.save(state, file))
     line = f"{digest}  {path.name}\n".encode()
     write_atomically(_sidecar(path), lambda file: file.write(line))
-    remove_older(folder, keep)
+    remove_older(folder, keep, scraps="checkpoint-*.tmp")
     return path
 
 
@@ -86,11 +86,14 @@ def load_newest(folder: Path) -> Loaded:
     return Loaded(None, discarded)
 
 
-def remove_older(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints, the oldest first, and what an interrupted write left behind."""
+def remove_older(folder: Path, keep: int, scraps: str = "*.tmp") -> None:
+    """Removes all but the newest `keep` checkpoints, the oldest first, and what interrupted writes left behind.
+
+    `scraps` says of which files: while a checkpoint is saved, other threads may be writing those that are none.
+    """
     for step in reversed(steps_in(folder)[keep:]):
         _remove(path_of(folder, step))
-    for scrap in folder.glob("*.tmp"):
+    for scrap in folder.glob(scraps):
         scrap.unlink(missing_ok=True)
 
 

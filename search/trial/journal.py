@@ -61,6 +61,10 @@ class Journal:
     def sync(self) -> None:
         """Writes out what waits and makes it outlive the machine."""
         self.flush()
+        self.persist()
+
+    def persist(self) -> None:
+        """Makes what is written outlive the machine; another thread may do so meanwhile."""
         os.fsync(self._file.fileno())
 
     def lines(self, after: int, upto: int) -> list[dict[str, Any]]:

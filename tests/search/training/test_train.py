@@ -4,7 +4,9 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import resource
+import signal
 import threading
 
 import numpy as np
@@ -23,7 +25,10 @@ from archlab.search.training.module import seeds_of, split_seed
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
 from archlab.search.trial.rough_start import read_signs
+from archlab.search.trial.snapshot import tensors_in
 from archlab.search.trial.trial import Trial
+from archlab.search.trial.writer import spent
+from tests.search.forked import forking
 
 RECIPE = {
     "tokens": 12 * 64,
@@ -172,8 +177,8 @@ def test_a_trial_leaves_its_result_its_lines_and_its_weights(whole, data_root):
         "nll": "float64", "tokens": "int64", "bytes": "int64"
     }  # fmt: skip
     assert sorted(entry.name for entry in whole.iterdir()) == [
-        "checkpoint-12.pt", "checkpoint-12.pt.sha256", "load.jsonl", "metrics.jsonl", "result.json",
-        "test_documents.npz", "trial.json", "windows-0.f32",
+        "checkpoint-12.pt", "checkpoint-12.pt.sha256", "checkpoints.jsonl", "load.jsonl", "metrics.jsonl",
+        "result.json", "test_documents.npz", "trial.json", "windows-0.f32",
     ]  # fmt: skip
     sampled = [json.loads(line) for line in (whole / machine_load.FILE).read_text().splitlines()]
     assert all(each["memory_bytes"] > 10_000_000 and 0 <= each["machine_cpu"] <= 1 for each in sampled) and sampled
@@ -239,9 +244,83 @@ def test_lines_between_logs_are_continued_too(tmp_path, data_root, monkeypatch):
     assert same(folder, whole)
 
 
-def test_checkpoints_at_every_step_change_no_bit(tmp_path, data_root, whole):
+BESIDE_S = 1e-9  # a checkpoint as soon as the one before is written
+
+
+@pytest.mark.parametrize("checkpoint_s", [0, BESIDE_S])
+def test_checkpoints_at_every_step_change_no_bit(tmp_path, data_root, whole, checkpoint_s):
     folder = make(tmp_path / "often")
-    run(folder, data_root, checkpoint_s=0)
+    result = run(folder, data_root, checkpoint_s=checkpoint_s)
+    assert same(folder, whole)
+    assert result["checkpoints"] == spent(folder)
+    assert result["checkpoints"]["count"] == STEPS if checkpoint_s == 0 else 1 < result["checkpoints"]["count"] <= STEPS
+
+
+def slow_disk(monkeypatch, after=1):
+    """What is written beside training hangs at the `after`th sync until the event that is returned is set."""
+    gate, really, seen = threading.Event(), os.fsync, []
+
+    def fsync(descriptor):
+        if threading.current_thread().name == "checkpoint":
+            seen.append(descriptor)
+            if len(seen) >= after:
+                gate.wait()
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return gate
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_stop_while_a_slow_disk_writes_waits_for_both_checkpoints(tmp_path, data_root, whole, monkeypatch, after):
+    """The first is of step 1, as it was then, though four steps have changed all of it meanwhile."""
+    first, folder = make(tmp_path / "first"), make(tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        run(first, data_root, 1, stop_after(1))
+    stop, gate, before = stop_after(5), slow_disk(monkeypatch, after), []
+
+    def should_stop():
+        if asked := stop():
+            before.extend(checkpoint.steps_in(folder))
+            gate.set()
+        return asked
+
+    with pytest.raises(Interrupted, match="after step 5"):
+        run(folder, data_root, 1, should_stop, checkpoint_s=BESIDE_S)
+    assert (before, checkpoint.steps_in(folder)) == ([], [5, 1])
+    ours, theirs = checkpoint.load(folder, 1), checkpoint.load(first, 1)
+    assert [*map(torch.Tensor.tolist, tensors_in(ours))] == [*map(torch.Tensor.tolist, tensors_in(theirs))]
+    (folder / "checkpoint-5.pt").unlink()
+    assert run(folder, data_root, 2)["resumed_from"] == [1]
+    assert same(folder, whole)
+
+
+def die_while_writing(folder, data_root, sync):
+    """Trains until the `sync`th sync beside training, and is killed there."""
+    torch.set_num_threads(1)
+    really, seen = os.fsync, []
+
+    def fsync(descriptor):
+        if threading.current_thread().name == "checkpoint":
+            seen.append(descriptor)
+            if len(seen) == sync:
+                os.kill(os.getpid(), signal.SIGKILL)
+        really(descriptor)
+
+    os.fsync = fsync
+    run(folder, data_root, checkpoint_s=BESIDE_S)
+
+
+@pytest.mark.parametrize("part", range(5), ids=["lines", "state", "its name", "digest", "its name too"])
+def test_a_trial_killed_while_a_checkpoint_is_written_goes_on_from_the_one_before(tmp_path, data_root, whole, part):
+    folder = make(tmp_path / "killed")
+    process = forking().Process(target=die_while_writing, args=(folder, data_root, 6 + part))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    newest, *older = checkpoint.steps_in(folder)
+    expected = older[0] if part in (2, 3) else newest  # one whose digest is missing counts for nothing
+    assert run(folder, data_root, 2)["resumed_from"] == [expected]
     assert same(folder, whole)
 
 
@@ -340,7 +419,8 @@ def test_checkpoint_of_another_trial_is_refused(tmp_path, data_root):
         run(second, data_root)
 
 
-def test_full_disk_ends_the_attempt_and_the_next_one_goes_on(tmp_path, data_root, whole):
+@pytest.mark.parametrize("checkpoint_s", [0, BESIDE_S])
+def test_full_disk_ends_the_attempt_and_the_next_one_goes_on(tmp_path, data_root, whole, checkpoint_s):
     folder = make(tmp_path / "parts")
     with pytest.raises(Interrupted):
         run(folder, data_root, 1, stop_after(5))
@@ -348,7 +428,7 @@ def test_full_disk_ends_the_attempt_and_the_next_one_goes_on(tmp_path, data_root
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
         with pytest.raises(OSError):
-            run(folder, data_root, 2, checkpoint_s=0)
+            run(folder, data_root, 2, checkpoint_s=checkpoint_s)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert checkpoint.steps_in(folder) == [5]
@@ -356,9 +436,10 @@ def test_full_disk_ends_the_attempt_and_the_next_one_goes_on(tmp_path, data_root
     assert same(folder, whole)
 
 
-def test_too_high_a_rate_ends_as_diverged(tmp_path, data_root):
+@pytest.mark.parametrize("checkpoint_s", [0, BESIDE_S])
+def test_too_high_a_rate_ends_as_diverged(tmp_path, data_root, checkpoint_s):
     folder = make(tmp_path / "wild", lr=1e25, clip=None, schedule={"type": "constant", "warmup": 0.0})
-    result = run(folder, data_root, checkpoint_s=0)
+    result = run(folder, data_root, checkpoint_s=checkpoint_s)
     assert result == json.loads((folder / "result.json").read_text())
     assert (result["state"], result["reason"]) == ("diverged", "the loss or a gradient is not finite")
     assert result["validation"] is result["test"] is None
