@@ -132,6 +132,11 @@ def _facts(trial: Trial) -> str:
     found = [", ".join(roles), f"{step:,} steps"]
     if result.get("train_s"):
         found.append(f"{span(result['train_s'])} of training at {result.get('tokens_per_s') or 0:,.0f} tokens/s")
+    if written := result.get("checkpoints"):
+        found.append(
+            f"checkpoints: {written['count']:,}, {written['bytes'] / 1e6:,.1f} MB in all, waited for "
+            f"{written['waited_s']:.2f} s, {written['writing_s']:.2f} s of writing"
+        )
     if result.get("peak_memory_bytes"):
         found.append(f"{result['peak_memory_bytes'] / 2**20:,.0f} MiB at most")
     for split, name in (("validation", "loss on the whole validation text"), ("test", "loss on the test text")):

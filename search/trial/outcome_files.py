@@ -30,7 +30,7 @@ _OF_ANY = {  # a result that came to an end, however it did
     "train_s": number,
     "evaluate_s": number,
     "tokens_per_s": maybe(number),
-    "checkpoints": mapping({}, {"count": count, "waited_s": number, "writing_s": number, "bytes": count}),
+    "checkpoints": mapping({"count": count, "waited_s": number, "writing_s": number, "bytes": count}),
     "peak_memory_bytes": maybe(count),
     "fingerprint": mapping_of(plain),
     "bit_exact": flag,

@@ -114,8 +114,9 @@ class Writer:
             write.writing_s = time.perf_counter() - start
         self._write, write.waited_s = write, time.perf_counter() - began
         if write.beside:
-            self._thread = threading.Thread(target=write.run, name="checkpoint", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=write.run, name="checkpoint", daemon=True)
+            thread.start()
+            self._thread = thread
         else:
             self._note(write)
         if folder == self._folder:

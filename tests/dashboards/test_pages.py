@@ -168,6 +168,7 @@ def test_a_trial_is_found_by_its_key_and_its_beginning(client, trials):
         page = client.page(f"/run/{key}")
         assert f"{trial['variant']} · seed 0 · lr=0.001" in page
         assert "tokens: 1500000" in page and "2.13.0" in page and "Attempts" in page
+        assert "checkpoints: 3, 29.5 MB in all, waited for 0.04 s, 0.93 s of writing" in page
 
 
 def test_a_trial_of_two_studies_is_shown_as_the_one_wants_it_that_a_reader_comes_from(tmp_path):

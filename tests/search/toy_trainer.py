@@ -12,7 +12,7 @@ class Interrupted(Exception):
     """Stopped on request, after a checkpoint."""
 
 
-def train(folder, data_root, attempt, should_stop, *, until=None):
+def train(folder, data_root, attempt, should_stop, *, until=None, checkpoint_s=None):
     """x_{k+1} = (a x_k + seed) mod m, `steps` times of `step_s` s; `fault` {"kind", "step", "attempts"} strikes.
 
     Before each step of `holds` it waits until the test lets it `go` on, or somebody asks it to stop.
@@ -57,6 +57,7 @@ def train(folder, data_root, attempt, should_stop, *, until=None):
         "train_s": 0.1,
         "validation": {"loss": state["x"] / 2**31},
         "test": {"loss": state["x"] / 2**31},
+        **({} if checkpoint_s is None else {"checkpoint_s": checkpoint_s}),
     }
     write(folder / "result.json", result)
     return result

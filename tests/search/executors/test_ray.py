@@ -24,7 +24,7 @@ from archlab.search.hardware.cores import pin
 from archlab.search.hardware.facts import usable_cores
 from archlab.search.running.driver import drive
 from archlab.search.trial.outcome_files import read_attempt
-from archlab.search.utils.quantities import Memory
+from archlab.search.utils.quantities import Duration, Memory
 from tests.search.processes import alive, descendants, listeners
 from tests.search.study_kit import ENTRY, HERE, ROOT, go, make_store, results, rows_of, steps_run, toy, until
 
@@ -59,12 +59,15 @@ def run(executor, store, *trials, **options):
     return drive(store, "s", lambda _: rows_of(*trials), executor, **options)
 
 
-def test_trials_get_the_results_that_they_get_inline(executor, tmp_path):
+def test_trials_get_the_results_that_they_get_inline(executor, tmp_path, monkeypatch):
+    """And the time between checkpoints that the study says."""
+    monkeypatch.setattr(executor, "_wants", executor._wants.replace(checkpoint=Duration(7.0)))
     trials = [toy(x) for x in range(1, 7)]
     here, there = make_store(tmp_path / "inline"), make_store(tmp_path / "ray")
-    drive(here, "s", lambda _: rows_of(*trials), InlineExecutor(ENTRY, tmp_path))
+    drive(here, "s", lambda _: rows_of(*trials), InlineExecutor(ENTRY, tmp_path, 7.0))
     assert run(executor, there, *trials).exit_code == 0
     assert results(there) == results(here)
+    assert {row["result"]["checkpoint_s"] for row in there.study_trials("s")} == {7.0}
 
 
 def test_trials_pause_and_go_on_to_the_same_results(executor, tmp_path):

@@ -156,6 +156,7 @@ train:
   lr: 0.001
   schedule: cosine""",
     },
+    "other resources and another time between checkpoints": {"resources": "resources: {cpus: 2, checkpoint: 5m}"},
     "a copy of the text elsewhere": {
         "train": "train: {data: {text: ./corpus.*}, tokens: 1k, context: 32, batch: 4, lr: 1e-3}",
     },
