@@ -56,7 +56,7 @@ class Training:
         self.folder, self.step = folder, 0
         self.model: nn.Module = compile(resolve(load(MODEL), max_positions=CONTEXT))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.tokens = torch.randint(MODEL["vocab"], (ROWS, CONTEXT))  # type: ignore[call-overload]
+        self.tokens = torch.randint(MODEL["vocab"], (ROWS, CONTEXT))
 
     def steps(self, count: int) -> None:
         """So many optimizer steps."""

@@ -86,6 +86,6 @@ def _place(tensor: Tensor) -> tuple[torch.device, int]:
 def _host(storage: UntypedStorage) -> UntypedStorage:
     """A copy of a storage in host memory."""
     there = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.is_cuda)
-    source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     there.copy_(source, non_blocking=True)
     return there.untyped_storage()
