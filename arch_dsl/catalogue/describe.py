@@ -23,7 +23,7 @@ from archlab.arch_dsl.primitives.switch import Switch
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.arch_dsl.tree.knob import Knob
 
-FAMILIES: tuple[type[parts.Primitive], ...] = (
+FAMILIES: tuple[type[Family], ...] = (
     parts.Branch, parts.Norm, parts.Gate, parts.Scale, parts.Carry, parts.Decay, parts.Adapter, parts.Position,
     parts.Rotary, RopeScaling, parts.Score, parts.Weights, parts.Mask, parts.Join, Balance, Switch, Streams, Skip,
     Injection, LowRank, Prediction, Constraint,
