@@ -172,10 +172,11 @@ def _larger(variants: Variants, pairs: pd.DataFrame) -> dict[str, float]:
 
 def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Of every component without pairs, where the variants of each cell of the grid are an orthogonal array."""
-    own, losses, with_pairs = levels_of(variants), _losses(comparison), set(paired(variants))
+    own, with_pairs = levels_of(variants), set(paired(variants))
     names = [name for name, levels in factors(variants).items() if levels == (WITHOUT, WITH)]
     if with_pairs.issuperset(names) or all(ROW in levels for levels in own.values()):
         return
+    losses = _losses(comparison)
     asked = {variant["name"]: [_asked(variant, ""), variant.get("batches")] for variant in variants}
     cells: dict[Cell, list[str]] = {}
     for name, levels in own.items():
@@ -273,8 +274,8 @@ def _losses(comparison: Comparison) -> Losses:
     trials = comparison.trials
     trials = trials[trials["reported"] & trials["variant"].isin(list(kept)) & trials[column].notna()]
     found: Losses = {}
-    for row in trials.to_dict("records"):
-        found.setdefault(row["variant"], {})[int(row["seed"])] = float(row[column])
+    for variant, seed, loss in zip(*(trials[name] for name in ("variant", "seed", column)), strict=True):
+        found.setdefault(variant, {})[int(seed)] = float(loss)
     return found
 
 
