@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 from tests.slow_tests import LONGEST, SHARES
@@ -14,9 +14,8 @@ def functions() -> set[str]:
     """The names of all test functions, with their file and without."""
     found = set()
     for path in TESTS.rglob("test_*.py"):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.FunctionDef):
-                found |= {node.name, f"{path.relative_to(TESTS.parent).as_posix()}::{node.name}"}
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE):
+            found |= {name, f"{path.relative_to(TESTS.parent).as_posix()}::{name}"}
     return found
 
 
