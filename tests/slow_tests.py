@@ -46,13 +46,16 @@ SHARES = {
     "test_other_models_and_recipes_are_divided_too": 2,
     "test_outputs_and_gradients_match_float64": 2,
 }
-# Scenarios of a minute and more that `make test-all` alone runs: a nearer one of the same promise stays.
+# Scenarios of a minute and more that `make test-all` alone runs: a nearer one of the same promise stays,
+# or `make partitions` has fifty.
 LONGEST = (
     "tests/dashboards/test_scale_browser.py::test_the_benchmark_measures_every_goal_and_a_first_visit_is_small",
     "tests/search/executors/test_ray.py::test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing[gangs]",
     "tests/search/running/test_measuring.py::test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran[ray]",
     "tests/search/running/test_partitions.py::test_a_study_on_a_cluster_that_falls_apart_ends_as_an_undisturbed_one"
     "[half-open]",
+    "tests/search/running/test_partitions.py::test_a_study_on_a_cluster_that_falls_apart_ends_as_an_undisturbed_one"
+    "[deaf]",
     "tests/search/training/test_parallel.py::test_four_processes_train_the_trial_of_one",
 )
 # What every change should meet, although it takes longer: a part of each door, and of each promise.
