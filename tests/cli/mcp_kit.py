@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ async def called(client: Any, tool: str, given: dict[str, Any]) -> Any:
     return "".join(each.text for each in found.content) if found.is_error else found.structured_content
 
 
+def run(session: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Its result, from a thread of its own: in this one a browser of earlier tests may have a loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(session())).result()
+
+
 def ask(desk: Desk, tool: str, **given: Any) -> Any:
     """What a client in this process is answered."""
 
@@ -48,7 +55,7 @@ def ask(desk: Desk, tool: str, **given: Any) -> Any:
         async with Client(server_of(Answers(desk, Worker(desk)))) as client:
             return await called(client, tool, given)
 
-    return asyncio.run(talk())
+    return run(talk)
 
 
 def words_of(folder: Path, *more: str) -> list[str]:
@@ -71,7 +78,7 @@ def over_stdio(folder: Path, talk: Callable[[Call], Awaitable[Any]], *more: str)
             await client.initialize()
             return await talk(lambda tool, **given: called(client, tool, given))
 
-    return asyncio.run(session())
+    return run(session)
 
 
 async def decided(call: Call, ticket: str) -> dict[str, Any]:

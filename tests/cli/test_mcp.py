@@ -3,11 +3,11 @@ anything."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -259,16 +259,11 @@ def test_two_clients_share_one_ledger(tmp_path: Path) -> None:
         asked = await call("challenge", name=name, changes=changes, why="")
         return str((await decided(call, asked["ticket"]))["state"])
 
-    async def both() -> list[Any]:
-        ideas = {"gate": GATE, "wild": WILD}.items()
-        return await asyncio.gather(
-            *(
-                asyncio.to_thread(over_stdio, tmp_path, lambda call, n=name, c=changes: propose(call, n, c))
-                for name, changes in ideas
-            )
-        )
+    def client(idea: tuple[str, Any]) -> Any:
+        return over_stdio(tmp_path, lambda call: propose(call, *idea))
 
-    assert asyncio.run(both()) == ["decided", "decided"]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(client, {"gate": GATE, "wild": WILD}.items())] == ["decided", "decided"]
     with Store.open(tmp_path / "store", create=False) as store:
         assert {each.name for each in ledgers(store)["gates"].entries} == {"gate", "wild"}
     assert {attempt for _, attempt in trials_in(tmp_path).values()} == {1}
