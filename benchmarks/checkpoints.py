@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from archlab.arch_dsl import compile, load, resolve
 from archlab.search.executors.forkserver import HEAP
@@ -54,14 +53,14 @@ class Training:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.step = folder, 0
-        self.model: nn.Module = compile(resolve(load(MODEL), max_positions=CONTEXT))
+        self.model: Any = compile(resolve(load(MODEL), max_positions=CONTEXT))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.tokens = torch.randint(MODEL["vocab"], (ROWS, CONTEXT))
 
     def steps(self, count: int) -> None:
         """So many optimizer steps."""
         for _ in range(count):
-            self.model.loss(self.tokens, self.tokens).backward()  # type: ignore[operator]
+            self.model.loss(self.tokens, self.tokens).backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.step += 1

@@ -68,8 +68,9 @@ def search(way: Way, spread: float, noise: float, chance: random.Random) -> Outc
     rungs, fresh = way
     truths = {f"search-{number}": chance.gauss(0, spread) for number in range(PROPOSALS)} | {"baseline": 0.0}
     base: Any = Proposal("baseline")
+    scale: Any = SimpleNamespace()  # one for all: losses are drawn
     plans = [
-        RungPlan(number, SimpleNamespace(), keep, rung_seeds(number if fresh else 1, seeds), base, None)  # type: ignore[arg-type]
+        RungPlan(number, scale, keep, rung_seeds(number if fresh else 1, seeds), base, None)
         for number, (keep, seeds) in enumerate(rungs, 1)
     ]
     candidates: Mapping[int, Any] = {number: [Proposal(f"search-{number}")] * len(rungs) for number in range(PROPOSALS)}

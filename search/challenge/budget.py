@@ -93,7 +93,7 @@ class Allowance:
     before: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
-        if not self.limits.of_life and self.limits.core_seconds is not None:
+        if not self.limits.of_life:
             self.before = self._all()
 
     def _all(self) -> Spent:
@@ -109,7 +109,7 @@ class Allowance:
         if not keys:
             return None
         limits, left = self.limits, len(keys)
-        now = self._all() if limits.of_life or limits.core_seconds is not None else Spent()
+        now = self._all()
         taken = len(now.trials) if limits.of_life else trained
         needed = len(now.trials | keys) if limits.of_life else trained + left
         if limits.trials is not None and needed > limits.trials:

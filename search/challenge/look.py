@@ -8,7 +8,6 @@ from typing import Any
 from archlab.arch_dsl.tree.identity import diff
 from archlab.search.challenge.budget import missing
 from archlab.search.challenge.changes import plain
-from archlab.search.challenge.ledger import Entry
 from archlab.search.challenge.referee import FEWEST, Referee
 from archlab.search.challenge.rounds import Round
 from archlab.search.executors.resources import Room
@@ -21,12 +20,13 @@ from archlab.search.variants.variant import Variant
 def look(referee: Referee, name: str, patch: Patch) -> dict[str, Any]:
     """As JSON: the differences to the champion, parameters and forward FLOPs per token of both, how many trials the
     first look and all seeds take beyond what the store has, about how many core-seconds (of which little is known
-    before the first trials), why the budget does not allow the first look (None: it does), and earlier challengers.
+    before the first trials), why the first look is refused by the budget or the memory (None: it is not), and earlier
+    challengers.
 
     Raises SpecError for what is no change of the champion. What was tried is told with its entry, and not planned.
     """
     if entry := referee.known(patch):
-        return {"tried": entry_of(entry), "changes": entry.changes}
+        return {"tried": asdict(entry), "changes": entry.changes}
     first = referee.round(name, patch, FEWEST)
     keys = missing(first.planned, referee.store)
     every = missing(referee.round(name, patch, referee.rules.seeds).planned, referee.store)
@@ -46,7 +46,7 @@ def look(referee: Referee, name: str, patch: Patch) -> dict[str, Any]:
             "first_look": round(referee.allowance.guess(first.planned, len(keys)), 1),
             "all_seeds": round(referee.allowance.guess(first.planned, len(every)), 1),
         },
-        "over_budget": referee.allowance.refuses(first.planned, keys, 0) or _too_large(mine),
+        "refused": referee.allowance.refuses(first.planned, keys, 0) or _too_large(mine),
         "near": referee.ledger.near(plain(patch)),
     }
 
@@ -57,11 +57,6 @@ def _too_large(variant: Variant) -> str | None:
     if there.gpus or least <= there.memory:
         return None
     return f"a trial takes {size(least)} of memory at least, and this machine has {size(there.memory)}"
-
-
-def entry_of(entry: Entry) -> dict[str, Any]:
-    """An entry of the ledger as JSON."""
-    return asdict(entry)
 
 
 def row_of(made: Round, row: str) -> Variant:

@@ -251,9 +251,8 @@ class Referee:
         self.summary = self.run(made.study if seconds is None else _within(made.study, seconds))
         self.trained += len(keys)
         if self.summary.exit_code == EXIT_BUDGET and seconds is not None:
-            message = (
-                f"{self.rules.core_seconds:g} core-seconds are spent; trials that had begun go on from checkpoints"
-            )
+            limit, spent = self.rules.core_seconds, self.allowance.spent().core_seconds
+            message = f"{self.summary.message} ({spent:.0f} of {limit:g} core-seconds are spent)"
             raise _Stopped(Summary(EXIT_BUDGET, self.summary.counts, message))
         if self.summary.exit_code not in (0, EXIT_FAILED):
             raise _Stopped(self.summary)

@@ -207,7 +207,7 @@ def _trials_line(planned: Plan) -> str:
         lengths = [variant.recipe.tokens for variant in planned.variants]
         each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
     if (search := planned.study.search) and search.promote:
-        shortest = min(each.tokens or planned.study.train.tokens for each in search.promote[:1])
+        shortest = search.promote[0].tokens or planned.study.train.tokens
         each = f"{count(shortest)} to {count(recipe.tokens)} tokens"
     if planned.study.tune:
         close = ", the best two with a second" if planned.contested else ""

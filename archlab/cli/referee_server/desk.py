@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from archlab.cli.referee_server.diagnostics import diagnosed
 from archlab.search.challenge.changes import patch_of, plain
 from archlab.search.challenge.ledger import KIND as LEDGER
 from archlab.search.challenge.ledger import round_of
-from archlab.search.challenge.look import entry_of, look
+from archlab.search.challenge.look import look
 from archlab.search.challenge.queue import KIND, RUNNING, WAITING, Queue, Ticket, lock_name
 from archlab.search.challenge.referee import Referee, Rules
 from archlab.search.challenge.rounds import refuse
@@ -80,10 +80,10 @@ class Desk:
         patch = _patch(name, changes)
         with self.referee() as referee:
             if entry := referee.known(patch):
-                return {"state": "decided", "known": True, "entry": entry_of(entry)}
+                return {"state": "decided", "known": True, "entry": asdict(entry)}
             found = look(referee, name, patch)
-            if found["over_budget"]:
-                raise Refused(f"over budget: {found['over_budget']}; nothing was queued")
+            if found["refused"]:
+                raise Refused(f"{found['refused']}; nothing was queued")
             queue = Queue.of(referee.store, referee.ledger)
             _fits(queue, name, plain(patch))
             ticket = queue.ask(name, plain(patch), why)
@@ -125,7 +125,7 @@ class Desk:
             known = ", ".join(each.id for each in tickets[-20:]) or "none yet"
             raise Refused(f"there is no ticket {ticket[:40]!r}; there are {known}")
         entry = None if found.entry is None else referee.ledger.entries[found.entry - 1]
-        return {**_told(found), **({"entry": entry_of(entry)} if entry else {})}
+        return {**_told(found), **({"entry": asdict(entry)} if entry else {})}
 
     def diagnostics(self, entry: str | int) -> dict[str, Any]:
         """The losses and curves of one challenger's trials. Raises Refused for none of the ledger."""

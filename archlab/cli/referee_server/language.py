@@ -43,7 +43,7 @@ def _patch(referee: Referee, _: str) -> dict[str, Any]:
             {"block.norm": "layernorm", "train.lr": 0.002},
             {"block.attention.key": {"prepend": "shift"}},
         ],
-        "edits of a list": "{prepend: X}, {append: X}, {remove: X}, {replace: {OLD: NEW}}, {before: …}",
+        "edits of a list": "{prepend: X}, {append: X}, {remove: TYPE}, {replace: {TYPE: X}}, {before: {TYPE: X}}",
         "champion": referee.champion,
         "on top of": "your changes stand on top of the champion's; where both set one path, yours counts",
     }

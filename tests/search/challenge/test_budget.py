@@ -59,7 +59,7 @@ def test_core_seconds_end_a_look_in_the_middle_and_it_goes_on_later(tmp_path: Pa
         patch.setattr("archlab.search.challenge.budget.Allowance.guess", guess)
         cut = held(tmp_path, GATE, Rules(seeds=2, core_seconds=0.02, of_life=True))
     assert cut.summary is not None and cut.summary.exit_code == EXIT_BUDGET
-    assert "0.02 core-seconds are spent" in cut.summary.message and cut.entries == {"gate": None}
+    assert "of 0.02 core-seconds are spent" in cut.summary.message and cut.entries == {"gate": None}
     whole = held(tmp_path, GATE, Rules(seeds=2))
     assert whole.entries["gate"] is not None
     assert {state for state, _ in trials_in(tmp_path).values()} == {"complete"}

@@ -33,7 +33,8 @@ Loss = Callable[[str, int], float]  # of a trial's variant, without its rung, an
 
 def promoting(folder: Path, trials: int = 4, rungs: str = RUNGS, **sections: str | None) -> Path:
     text = f"search: {{trials: {trials}, seed: 3, sampler: random, promote: {rungs}}}"
-    return searched(folder, **{"search": text, "space": SPACE, **sections})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"search": text, "space": SPACE, **sections}
+    return searched(folder, **given)
 
 
 class Simulation:
