@@ -14,33 +14,45 @@ from archlab.dashboards.parts import reads_only
 from archlab.search.store.notes import Note
 from archlab.search.store.store import StoreError
 
+KEPT = "Kept."
+
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds what keeps a note when it has been written."""
     text, tags, said = ({"note": MATCH, "part": part} for part in ("text", "tags", "said"))
+    answer = Output(said, "children", allow_duplicate=True)
 
-    @app.callback(
-        Output(said, "children"),
-        Output(tags, "value"),
-        Input(text, "value"),
-        Input(tags, "value"),
-        prevent_initial_call=True,
-    )
-    def keep(text: str | None, tags: list[str] | None) -> Any:
-        if reads_only():
-            return "This dashboard only reads.", no_update
-        kind, _, name = dash.ctx.outputs_list[0]["id"]["note"].partition(" ")
-        changed = {each["part"] for each in dash.ctx.triggered_prop_ids.values()}
-        if not library.knows(**{kind: name}):
-            return html.Span(f"Not kept: there is no {kind} {name!r}.", className="problem"), no_update
-        try:
-            library.write(
-                text or "" if "text" in changed else None, tags or [] if "tags" in changed else None, **{kind: name}
-            )
-        except (ValueError, StoreError) as error:
-            refused = html.Span(f"Not kept: {error}", className="problem")
-            return refused, library.tags(**{kind: name}) if "tags" in changed else no_update
-        return "Kept.", no_update
+    # one callback each: of a callback that is asked for again, a browser may drop the request before
+    @app.callback(answer, Input(text, "value"), prevent_initial_call=True)
+    def keep_text(text: str | None) -> Any:
+        return _kept(library, text=text or "")
+
+    @app.callback(answer, Output(tags, "value"), Input(tags, "value"), prevent_initial_call=True)
+    def keep_tags(tags: list[str] | None) -> Any:
+        said = _kept(library, tags=tags or [])
+        return said, no_update if said == KEPT or reads_only() else library.tags(**_place())
+
+
+def _place() -> dict[str, str]:
+    """What the note that is written is of: {"study": its name} or {"trial": its key}."""
+    outputs = dash.ctx.outputs_list
+    first = outputs[0] if isinstance(outputs, list) else outputs
+    kind, _, name = first["id"]["note"].partition(" ")
+    return {kind: name}
+
+
+def _kept(library: Library, text: str | None = None, tags: list[str] | None = None) -> Any:
+    """Keeps one part of the note, and says so, or why not."""
+    if reads_only():
+        return "This dashboard only reads."
+    place = _place()
+    try:
+        if not library.knows(**place):
+            raise ValueError("there is no {} {!r}".format(*place.popitem()))
+        library.write(text, tags, **place)
+    except (ValueError, StoreError) as error:
+        return html.Span(f"Not kept: {error}", className="problem")
+    return KEPT
 
 
 def note_box(note: Note, study: str = "", trial: str = "") -> Component:
@@ -57,7 +69,7 @@ def note_box(note: Note, study: str = "", trial: str = "") -> Component:
         autosize=True,
         minRows=1,
         maxRows=12,
-        debounce=600,
+        debounce=300,
         size="sm",
         **{"aria-label": "Note"},
     )

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from archlab.dashboards import make_app
-from archlab.search.store.notes import read_notes
+from archlab.search.store.notes import Note, read_notes
 from archlab.search.store.store import Store
 from tests.dashboards.generate import Plan, make_store, make_study
 
@@ -78,25 +78,45 @@ def status(app, body):
     return answer.status_code, answer.text
 
 
-@pytest.fixture
-def note(app):
-    """A note that is written to a study."""
-    body = written(app, '"part":"said"')
-    body["inputs"][0]["value"] = "It helps."
-    body["inputs"][1]["value"] = []
+def changed(app, part, value):
+    """A note of a study, one part of which has become `value`."""
+    inputs = ({"id": json.dumps({"note": ["MATCH"], "part": part}, separators=(",", ":")), "property": "value"},)
+    name = next(each for each, told in app.callback_map.items() if tuple(told["inputs"]) == inputs)
+    body = written(app, name)
+    body["inputs"][0]["value"] = value
     return body | {"changedPropIds": [name_of(body["inputs"][0])]}
 
 
-def test_a_note_as_a_page_sends_it_is_kept(app, note):
-    code, text = status(app, note)
-    assert code == 200 and "Kept." in text
+@pytest.fixture
+def note(app):
+    """The text of a note, as it is written to a study."""
+    return changed(app, "text", "It helps.")
+
+
+@pytest.fixture
+def tags(app):
+    """Its tags; their callback sets two parts of the page."""
+    return changed(app, "tags", ["paper"])
+
+
+def test_a_note_as_a_page_sends_it_is_kept(app, note, tags):
+    for body in (note, tags, changed(app, "text", "It does not.")):
+        code, text = status(app, body)
+        assert code == 200 and "Kept." in text
+    assert app.server.config["LIBRARY"].notes().studies["gate-position"] == Note("It does not.", ("paper",))
+
+
+def test_a_tag_with_a_space_is_not_kept_and_the_ones_before_are_shown(app, tags):
+    status(app, tags)
+    code, text = status(app, changed(app, "tags", ["paper", "two words"]))
+    assert code == 200 and "Not kept: tag" in text and '"value":["paper"]' in text
 
 
 @pytest.mark.parametrize("where", ["outputs", "inputs"])
 @pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)
-def test_an_id_that_no_page_has_is_refused(app, note, where, wrong):
-    for place in (0, 1):
-        body = copy.deepcopy(note)
+def test_an_id_that_no_page_has_is_refused(app, tags, where, wrong):
+    for place in range(len(tags[where])):
+        body = copy.deepcopy(tags)
         if body[where][place]["id"] == wrong:
             continue
         body[where][place]["id"] = wrong
@@ -105,9 +125,9 @@ def test_an_id_that_no_page_has_is_refused(app, note, where, wrong):
 
 @pytest.mark.parametrize("where", ["outputs", "inputs"])
 @pytest.mark.parametrize("wrong", ["", "nothing", None, 7, {}], ids=repr)
-def test_a_property_that_no_page_sends_is_refused(app, note, where, wrong):
-    note[where][0]["property"] = wrong
-    assert status(app, note)[0] == 400
+def test_a_property_that_no_page_sends_is_refused(app, tags, where, wrong):
+    tags[where][0]["property"] = wrong
+    assert status(app, tags)[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -130,9 +150,9 @@ def test_what_did_not_change_is_refused(app, note, wrong):
     assert status(app, note | {"changedPropIds": [wrong]})[0] == 400
 
 
-def test_parts_of_two_components_are_no_callback(app, note):
-    note["inputs"][1]["id"] = note["inputs"][1]["id"] | {"note": "study another"}
-    assert status(app, note)[0] == 400
+def test_parts_of_two_components_are_no_callback(app, tags):
+    tags["outputs"][1]["id"] = tags["outputs"][1]["id"] | {"note": "study another"}
+    assert status(app, tags)[0] == 400
 
 
 def test_every_callback_refuses_what_is_none_of_its_ids(app):

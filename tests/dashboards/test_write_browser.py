@@ -4,6 +4,9 @@ import shutil
 
 import pytest
 
+from archlab.search.store.notes import Note, read_notes
+from archlab.search.store.store import Store
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -100,7 +103,9 @@ def test_a_note_is_kept_and_found_again(store, served, visit, tmp_path):
     page.locator(".note .mantine-TagsInput-inputField").fill("paper")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=Kept.")
-    page.wait_for_timeout(1200)  # the note is sent when nothing was typed for a while
+    with Store.open(tmp_path / ".archlab", create=False) as kept:  # the text is sent when none was typed for a while
+        while read_notes(kept).studies.get("gate-position") != Note("It <b>holds</b>.", ("paper",)):
+            page.wait_for_timeout(100)
     page.goto(f"{start}/")
     page.wait_for_selector(".tag >> text=paper")
     page.fill("#studies-search", "holds")
