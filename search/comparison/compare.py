@@ -66,7 +66,7 @@ def load_comparison(
         trial["documents"] = documents.get(trial["key"])
         stands = trial["key"] in chosen and trial["result"]
         trial["signs"] = signs_of(folders[trial["key"]], trial["result"]) if stands else ()
-        trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
+        trial["spent"] = spent.get(trial["key"], None if trial["owner"] in (None, study) else 0)
         trial["began"] = began.get(trial["key"])
     comparison = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
     if against is None:

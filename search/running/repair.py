@@ -17,7 +17,7 @@ from archlab.search.running.table_damage import REPAIRED, Damage
 from archlab.search.store.database import Changes, StoreError
 from archlab.search.store.folders import DISPUTED
 from archlab.search.store.lock import in_use, is_study_name
-from archlab.search.store.rows import SPEC_DAMAGED, faults_of, is_time, parsed
+from archlab.search.store.rows import SPEC_DAMAGED, faults_of, is_owner, is_time, parsed
 from archlab.search.store.store import Store
 from archlab.search.store.studies import log_event
 from archlab.search.utils.files import lock_file, make_private, write_whole
@@ -126,10 +126,10 @@ class _Mending:
     def _set_columns(self, folder: Path, row: dict[str, Any]) -> None:
         """Anew what no result depends on, where it is damaged; state and reason are those of the result."""
         faults = faults_of(row)
-        now: dict[str, Any] = {"attempt": 0, "owner": None, "updated": time.time()}
+        now: dict[str, Any] = {"attempt": 0, "owner": self._ran(folder.name), "updated": time.time()}
         if row["state"] == "running":  # which nobody does any more
             faults |= dict.fromkeys(("state", "owner"), "")
-            now |= {"state": "planned", "reason": None, "result": None}
+            now |= {"state": "planned", "owner": None, "reason": None, "result": None}
         elif held := parsed(row["result"], dict)[0]:
             now |= {"state": held.get("state", row["state"]), "reason": held.get("reason")}
             faults |= {"reason": ""} if now["state"] in ("complete", "diverged") else {}
@@ -138,6 +138,11 @@ class _Mending:
         wrong = [name for name in now if name in faults]
         if wrong:
             self._set(folder.name, ", ".join(f"{name} = ?" for name in wrong), *(now[name] for name in wrong))
+
+    def _ran(self, key: str) -> str | None:
+        """The study that last ran a trial, by what happened to it; None where nothing is known of that."""
+        of = "SELECT study FROM event WHERE key = ? AND study IS NOT NULL ORDER BY id DESC"
+        return next((row["study"] for row in self.store.database.query(of, (key,)) if is_owner(row["study"])), None)
 
     def _set(self, key: str, columns: str, *values: Any) -> None:
         def change(db: Changes) -> None:

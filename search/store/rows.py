@@ -256,7 +256,7 @@ def trial_row(row: dict[str, Any], folder: str) -> dict[str, Any]:
         found[name] = value if fault is None else instead
         if fault and not lost:
             faults[name] = fault
-    found["reused"] = found["state"] in TERMINAL and found["owner"] != study
+    found["reused"] = found["state"] in TERMINAL and found["owner"] not in (None, study)  # None: nobody knows any more
     found["folder"] = folder
     if faults:
         found |= {"state": "failed", "result": None, "reason": reason_of(faults)}

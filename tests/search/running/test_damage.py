@@ -151,7 +151,8 @@ def results(store):
     with Store.open(store, create=False) as opened:
         rows = opened.study_trials("gates")
     kept = ("state", "tokens", "test", "validation", "step")
-    return {row["key"]: {name: (row["result"] or {}).get(name) for name in kept} for row in rows}
+    found = {row["key"]: {name: (row["result"] or {}).get(name) for name in kept} for row in rows}
+    return {**found, "reused": [row["key"] for row in rows if row["reused"]]}
 
 
 def held(folder):

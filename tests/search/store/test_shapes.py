@@ -31,6 +31,10 @@ def test_a_value_of_another_shape_anywhere_in_a_result_fails_its_trial_and_names
             assert f"result: its {name}" in row["reason"]
 
 
+def test_a_result_is_of_another_study_only_where_that_is_known() -> None:
+    assert [trial_row({**ROW, "owner": owner}, "f")["reused"] for owner in ("s", "t", None)] == [False, True, False]
+
+
 def test_an_entry_that_is_missing_is_named() -> None:
     assert fault_of_result({"state": "complete", "validation": {"loss": 1.0}}, "complete") == "its test is missing"
     assert fault_of_result(None, "complete") == "it is missing"
