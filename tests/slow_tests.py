@@ -38,24 +38,50 @@ FIRST = (
 )
 # Of the cases of these `make test-slow` tries every so-manieth, drawn by name, and `make test-all` each.
 SHARES = {
-    "test_altering_any_field_breaks_the_parity": 2,
-    "test_compiles_into_one_graph": 2,
-    "test_every_address_is_a_whole_page_in_all_widths": 2,
-    "test_every_field_changes_the_result_at_every_place": 2,
-    "test_is_captured_and_exported_as_one_graph": 2,
+    "test_a_budget_gives_a_model_of_that_shape_with_about_so_many_parameters": 2,
+    "test_a_committed_result_is_of_a_study_as_it_is": 2,
+    "test_a_tiny_model_learns_alike_by_formulas_and_by_torch": 2,
+    "test_altering_any_field_breaks_the_parity": 4,
+    "test_compiles_into_one_graph": 4,
+    "test_every_address_is_a_whole_page_in_all_widths": 4,
+    "test_every_field_changes_the_result_at_every_place": 4,
+    "test_every_field_changes_the_result_at_the_first_place_that_takes_it": 2,
+    "test_every_sampler_goes_on_with_the_same_proposals_after_kills": 3,
+    "test_every_study_for_a_gpu_is_planned_without_a_network": 4,
+    "test_holds": 2,
+    "test_is_captured_and_exported_as_one_graph": 4,
+    "test_layout_does_not_change_results": 2,
     "test_other_models_and_recipes_are_divided_too": 2,
-    "test_outputs_and_gradients_match_float64": 2,
+    "test_outputs_and_gradients_match_float64": 4,
+    "test_the_default_finds_the_best_variant_in_95_percent_of_studies": 2,
+    "test_three_steps_with_triton_follow_those_with_torch": 2,
+    "test_tiny_is_captured_as_one_graph": 2,
+    "test_tiny_learns": 2,
+    "test_triton_gives_the_same_bits_twice": 2,
 }
 # Scenarios of a minute and more that `make test-all` alone runs: a nearer one of the same promise stays,
-# or `make partitions` has fifty.
+# or `make partitions` and `make storm` have more of them.
 LONGEST = (
     "tests/dashboards/test_scale_browser.py::test_the_benchmark_measures_every_goal_and_a_first_visit_is_small",
+    "tests/kernels/test_aot.py::test_what_older_cards_have_of_their_own_compiles_as_the_committed_report_says",
+    "tests/search/calibration/test_calibrate.py::test_a_rate_that_is_far_too_low_is_found_out",
+    "tests/search/evaluation/test_probe_separations.py"
+    "::test_recall_needs_two_layers_of_attention_or_a_state_with_room_for_the_pairs",
     "tests/search/executors/test_ray.py::test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing[gangs]",
+    "tests/search/objectives/test_objective_training.py::test_a_t5_reconstructs_better_than_the_unigram_distribution",
+    "tests/search/running/test_driver.py::test_ten_thousand_trials_of_a_planned_study_end_once_each",
+    "tests/search/running/test_end_to_end.py"
+    "::test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninterrupted_run",
     "tests/search/running/test_measuring.py::test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran[ray]",
     "tests/search/running/test_partitions.py::test_a_study_on_a_cluster_that_falls_apart_ends_as_an_undisturbed_one"
     "[half-open]",
     "tests/search/running/test_partitions.py::test_a_study_on_a_cluster_that_falls_apart_ends_as_an_undisturbed_one"
     "[deaf]",
+    "tests/search/running/test_storm.py::test_a_study_in_a_storm_ends_as_an_undisturbed_one",
+    "tests/search/sections/test_recipes.py::test_a_gate_that_helps_a_rough_start_is_found_out_by_a_second_recipe",
+    "tests/search/sections/test_scaling.py::test_a_planted_surface_is_within_its_intervals",
+    "tests/search/sections/test_tuning_end_to_end.py"
+    "::test_a_tuned_study_killed_on_the_way_ends_with_the_table_of_one_that_was_not",
     "tests/search/training/test_parallel.py::test_four_processes_train_the_trial_of_one",
 )
 # What every change should meet, although it takes longer: a part of each door, and of each promise.
