@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 import socket
 import time
@@ -15,16 +16,26 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from werkzeug.wrappers import Request, Response
 
+from archlab.dashboards.errors import WeakToken
 from archlab.dashboards.rate import REQUESTS, REQUESTS_PER_S, Buckets, Clock, TooOften, Tries, client_of
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 LOGIN = "/login"
+TOKEN = "ARCHLAB_TOKEN"
 MOST_BYTES = 4096  # of a form with a token
 DAYS = 30
 SHORTEST = 16
 """Characters of a token that somebody thought of; ours have 32."""
+
+
+def given_token() -> str | None:
+    """The token that the environment gives, None where it gives none. Raises WeakToken."""
+    given = os.environ.get(TOKEN)
+    if given is not None and len(given) < SHORTEST:
+        raise WeakToken(f"{TOKEN} has {len(given)} characters: use at least {SHORTEST}, or unset it to get a new one")
+    return given
 
 
 class Door:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from archlab.dashboards.app import make_app
-from archlab.dashboards.door import SHORTEST, Door, is_loopback
-from archlab.dashboards.errors import PortTaken, WeakToken
+from archlab.dashboards.door import TOKEN, Door, given_token, is_loopback
+from archlab.dashboards.errors import PortTaken
 from archlab.dashboards.library import Library
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8050
 TRIES = 50
-TOKEN = "ARCHLAB_TOKEN"
 NO_TLS = (
     "This is HTTP without TLS: whoever can read the network on the way reads the token and the studies. "
     "Rather leave --host out, and reach it by ssh -L {port}:127.0.0.1:{port} THIS_MACHINE."
@@ -65,12 +64,7 @@ def serve(
 
 def token_for(host: str) -> str | None:
     """The token that a server on `host` asks for, None where it asks for none. Raises WeakToken."""
-    given = os.environ.get(TOKEN)
-    if given is None:
-        return None if is_loopback(host) else secrets.token_urlsafe(24)
-    if len(given) < SHORTEST:
-        raise WeakToken(f"{TOKEN} has {len(given)} characters: use at least {SHORTEST}, or unset it to get a new one")
-    return given
+    return given_token() or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 def listen(

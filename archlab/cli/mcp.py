@@ -27,6 +27,11 @@ from archlab.cli.kit import ADDRESS, ALLOW, INLINE, INVALID, SET, STORE, STUDY, 
 @DISK
 @ADDRESS
 @INLINE
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Serve it over HTTP instead, on this port, to those who show the token.",
+)
 @verb
 def mcp(
     study: str,
@@ -35,12 +40,13 @@ def mcp(
     allow_plugins: bool,
     address: str | None,
     inline: bool,
+    port: int | None,
     **rules: Any,
 ) -> None:
     """Serve the referee of a study to a program or a language model, on standard input and output.
 
-    It speaks the Model Context Protocol: a client starts this command. Limits hold over all challenges that this study
-    ever had in the store, however often the server is started.
+    It speaks the Model Context Protocol: a client starts this command, or asks it at http://127.0.0.1:PORT/mcp. Limits
+    hold over all challenges that this study ever had in the store, however often the server is started.
     """
     from importlib.util import find_spec
 
@@ -64,7 +70,16 @@ def mcp(
     desk = Desk(job)
     with desk.referee():  # what is wrong with the study is said before a client waits for it
         pass
-    serve(desk)
+    if port is None:
+        serve(desk)
+        return
+    from archlab.cli.referee_server.over_http import serve_http
+    from archlab.dashboards.errors import PortTaken, WeakToken
+
+    try:
+        serve_http(desk, port)
+    except (PortTaken, WeakToken) as error:
+        fail(str(error), INVALID)
 
 
 VERBS = [mcp]

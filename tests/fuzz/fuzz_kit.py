@@ -4,7 +4,7 @@ They hold one promise: an answer, or an error that names the place. Never anothe
 
 `make test` tries the same few inputs each time. A long run tries other ones each time, here 3000 for each test:
 
-    ARCHLAB_FUZZ=3000 python -m pytest tests/fuzz -s
+    ARCHLAB_FUZZ=3000 python -m pytest tests/fuzz --timeout 0
 
 An input that breaks the promise is printed, made as small as possible. Its cause is mended, and it stays as an
 `@example` above its test.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,12 +26,14 @@ from hypothesis import strategies as st
 from archlab.arch_dsl.language.errors import SpecError
 
 LONG = "ARCHLAB_FUZZ"
+TRIED: Counter[str] = Counter()
+"""How many inputs of the test that runs were answered, and how many refused."""
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
 
 def examples(few: int) -> settings:
     """The settings of a test: `few` inputs that are always the same, or as many new ones as ARCHLAB_FUZZ says."""
-    long = int(os.environ.get(LONG, "0"))
+    long = long_run()
     return settings(
         max_examples=long or few,
         derandomize=not long,
@@ -40,6 +43,16 @@ def examples(few: int) -> settings:
         print_blob=bool(long),
         suppress_health_check=_SLOW,
     )
+
+
+def long_run() -> int:
+    """How many new inputs each test tries in a run that somebody asked for; 0 in any other."""
+    return int(os.environ.get(LONG, "0"))
+
+
+def tried(*, refused: bool) -> None:
+    """Counts an input that kept the promise."""
+    TRIED["refused" if refused else "answered"] += 1
 
 
 class TooMuchWork(BaseException):

@@ -18,7 +18,7 @@ from archlab import arch_dsl
 from archlab.arch_dsl import SpecError
 from archlab.arch_dsl.language.formula import FUNCTIONS, function_of, normal_form
 from archlab.kernels import ACTIVATIONS
-from tests.fuzz.fuzz_kit import EXTREMES, bounded_work, examples, texts
+from tests.fuzz.fuzz_kit import EXTREMES, bounded_work, examples, texts, tried
 
 MOST_CALLS = 1_000_000
 """Function calls that one formula may take."""
@@ -109,8 +109,10 @@ def evaluated(text: str) -> torch.Tensor | None:
         with pytest.raises(SpecError) as caught:
             arch_dsl.load(model_with(text))
         assert [problem.path for problem in caught.value.problems] == ["block.ffn.activation"]
+        tried(refused=True)
         return None
     assert found.shape == X.shape and found.dtype == X.dtype
+    tried(refused=False)
     return found
 
 

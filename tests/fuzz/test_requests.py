@@ -18,7 +18,7 @@ from archlab.dashboards import make_app
 from archlab.dashboards.app import LOCAL
 from archlab.dashboards.door import Door
 from archlab.dashboards.drafts import Drafts
-from tests.fuzz.fuzz_kit import bounded_work, examples
+from tests.fuzz.fuzz_kit import bounded_work, examples, tried
 from tests.fuzz.requests import PORT, bodies, callbacks, headers, methods, no_traceback, paths, queries, small_store
 
 MOST_CALLS = 30_000_000
@@ -57,6 +57,7 @@ def answered(app: dash.Dash, path: str, method: str = "GET", body: bytes | None 
     assert "Traceback (most recent call last)" not in text
     assert not [name for name in LOCAL if name not in answer.headers], answer.status
     assert _files() == before
+    tried(refused=answer.status_code >= 400)
     return answer.status_code
 
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import event, given
+from hypothesis import given
 
 from archlab.cli.main import main
 from archlab.search.store.rows import tell_left_out
 from archlab.search.store.store import Store
 from tests.cli.test_cli import TINY
 from tests.fuzz.damages import Damage, damages
-from tests.fuzz.fuzz_kit import bounded_work, examples
+from tests.fuzz.fuzz_kit import bounded_work, examples, tried
 from tests.search.oracle import HISTORY, PLACES, TIMINGS, table_of
 from tests.search.study_files import write_study
 
@@ -177,7 +177,7 @@ def leads_back(study: Path, store: Path, struck: set[str], calm: Any) -> None:
     whole = untouched(store, struck)
     archlab("check", "--repair", store=store)
     ended = archlab("run", study, "--inline", "--no-track", store=store)
-    event(f"the run ends with {ended.exit_code}")
+    tried(refused=ended.exit_code != 0)
     there = held(store)
     if any(name.startswith("trials.db") or name == "store.json" for name in struck):
         assert not Counter(whole.values()) - Counter(there.values())

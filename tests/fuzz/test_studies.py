@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import MAX_NODES, nodes_in, read_text
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
-from tests.fuzz.fuzz_kit import bounded_work, examples, says_where, values
+from tests.fuzz.fuzz_kit import bounded_work, examples, says_where, tried, values
 from tests.fuzz.mutations import MODELS, changed_bytes, grafts, mutants, places, studies, text_of, words
 from tests.golden import STUDIES, resolved
 from tests.search.study_files import study_text, write_study
@@ -49,8 +49,10 @@ def answered(load: Callable[[], Study], folder: Path) -> None:
             if _layers(study) <= _MOST_LAYERS and len(study.variants) <= _MOST_VARIANTS:
                 for _ in resolved(study):
                     pass
+        tried(refused=False)
     except SpecError as error:
         says_where(error)
+        tried(refused=True)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -145,8 +147,10 @@ def test_a_model_that_is_nearly_right_resolves_or_says_where(tree: Any) -> None:
             found = arch_dsl.resolve(model, vocab=19, max_positions=64)
             assert arch_dsl.cost(found, 64).parameters >= 0
             assert arch_dsl.resolve(arch_dsl.load(arch_dsl.canonical(found))) == found
+        tried(refused=False)
     except SpecError as error:
         says_where(error)
+        tried(refused=True)
 
 
 @examples(40)
