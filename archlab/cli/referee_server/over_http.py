@@ -50,10 +50,11 @@ class TokenDoor:
 
     def _is_token(self, scope: Any, shown: str) -> bool:
         """Raises TooOften."""
-        address: str = (scope.get("client") or [""])[0]
-        return self._tries.is_right(
+        address = (scope.get("client") or [""])[0]
+        found: bool = self._tries.is_right(
             address, "token", shown, lambda told: hmac.compare_digest(told.encode(), self._token)
         )
+        return found
 
 
 async def _answer(send: Any, status: int, said: str, header: tuple[bytes, bytes]) -> None:
