@@ -298,6 +298,11 @@ def over_tokens(log_f: Tensor | None, v: Tensor) -> Tensor:
     return log_f.expand(v.shape[:3]) if log_f.ndim == 1 else log_f
 
 
+def stepped(v: Tensor, step: Tensor | None) -> Tensor:
+    """Values `[batch, time, heads, value_dim]` times the steps of their tokens `[batch, time, heads]`."""
+    return v if step is None else (v * step[..., None]).to(v.dtype)
+
+
 def only_where(kept: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor | None:
     """Decays that leave the state as it is at tokens that are not kept `[batch, time]`."""
     if log_f is None:

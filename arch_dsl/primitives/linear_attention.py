@@ -20,7 +20,7 @@ from archlab.arch_dsl.parts.layers import Linear, constant, parameter, writing
 from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by, kept_of
 from archlab.arch_dsl.parts.state import opens_document
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear, projections_of
-from archlab.arch_dsl.primitives.decays import each_token, forgetting, only_where
+from archlab.arch_dsl.primitives.decays import each_token, forgetting, only_where, stepped
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.linear_recurrence import width_class
 
@@ -119,6 +119,10 @@ class LinearAttention(Headed):
         """What the recurrence keeps for the backward pass; `learned` says whether the decay has gradients."""
         return by_periods(partial(_kept, sizes, self.kind, self.rule == "delta", learned), tokens, PERIOD)
 
+    def keeps_values(self) -> bool:
+        """Whether values are kept beside what the recurrence keeps, as they are multiplied before it or after it."""
+        return bool(self.skip or getattr(self.decay, "step", False))
+
     def value_heads(self, d_model: int) -> tuple[int, int]:
         sizes = self.sizes(d_model)
         return sizes.heads, sizes.value_dim
@@ -154,8 +158,7 @@ class LinearAttention(Headed):
             kept = (own + result) * sizes.heads * tokens
             parts["beta_projection"] = Cost.product(tokens, ctx.d_model, sizes.heads).keeping(kept)
         products, elements = 4 if self.rule == "add" else 6, self.state(sizes)
-        scaled = self.skip or getattr(self.decay, "step", False)
-        factors = widths["value"] if scaled else 0  # values
+        factors = widths["value"] if self.keeps_values() else 0
         factors += sizes.heads * sizes.head_dim if self.keys == "decay" else 0  # exp(log f)
         learned = self.decay is not None and self.decay.cost(decay, 1).parameters > 0
         parts["recur"] = Cost(
@@ -270,11 +273,13 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
         return self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
 
     def recurrent(
-        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
-    ) -> Tensor:
+        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor | None, step: Tensor | None,
+        beta: Tensor | None, call: Call,
+    ) -> Tensor:  # fmt: skip
         """The outputs of the recurrence `[batch, time, heads, value_dim]`; its state is held while decoding."""
         state = None if call.held is None else call.held.get(self.path)
-        out, last = self.recur(q_BTGD, k_BTGD, v_BTHV, log_decay=log_f, beta=beta, state=state, scale=self.scale)
+        written = stepped(v_BTHV, step)
+        out, last = self.recur(q_BTGD, k_BTGD, written, log_decay=log_f, beta=beta, state=state, scale=self.scale)
         if call.held is not None:
             call.held[self.path] = last
         return out  # type: ignore[no-any-return]
@@ -292,13 +297,12 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
         q_BTGD = self.query(query, call, products)
         k_BTGD = self.key(key, call, products)
         v_BTHV = self.value(value, call, products)
-        written = v_BTHV if step is None else (v_BTHV * step[..., None]).to(v_BTHV.dtype)
         if call.padding is not None:
             k_BTGD = k_BTGD.masked_fill(call.padding[..., None, None], 0)
-            log_f = only_where(~call.padding, log_f, written)
+            log_f = only_where(~call.padding, log_f, v_BTHV)
         if self.documents and call.documents is not None:
-            log_f = forgetting(opens_document(call, self.path), log_f, written)
-        out = self.recurrent(q_BTGD, k_BTGD, written, log_f, beta, call)
+            log_f = forgetting(opens_document(call, self.path), log_f, v_BTHV)
+        out = self.recurrent(q_BTGD, k_BTGD, v_BTHV, log_f, step, beta, call)
         o_BTHV: Tensor = out if self.skip is None else out + (self.skip[:, None] * v_BTHV).to(out.dtype)
         if call.watch is not None:
             call.watch.tell("heads", self.path, call.padding, output=o_BTHV)

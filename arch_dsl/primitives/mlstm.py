@@ -17,7 +17,7 @@ from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, Module
 from archlab.arch_dsl.parts.layers import Linear, equal_to, parameter
 from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by, kept_of
-from archlab.arch_dsl.primitives.decays import Decays, over_tokens
+from archlab.arch_dsl.primitives.decays import Decays, over_tokens, stepped
 from archlab.arch_dsl.primitives.linear_attention import PERIOD, LinearAttention, Sizes, _LinearAttention
 from archlab.kernels.activations import at_least_float32
 
@@ -174,14 +174,16 @@ class _MLSTM(_LinearAttention, of=MLSTM):
         return opened
 
     def recurrent(
-        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
-    ) -> Tensor:
+        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor | None, step: Tensor | None,
+        beta: Tensor | None, call: Call,
+    ) -> Tensor:  # fmt: skip
         assert beta is not None
+        written = stepped(v_BTHV, step)
         log_i = beta if call.padding is None else beta.masked_fill(call.padding[..., None], 0)
         log_f = over_tokens(log_f, v_BTHV)
         state = None if call.held is None else call.held.get(self.path)
         m = None if call.held is None else call.held.get(f"{self.path}.stabilizer")
-        out, state, m = normalized(self.recur, q_BTGD, k_BTGD, v_BTHV, log_f, log_i, state, m, self.scale)
+        out, state, m = normalized(self.recur, q_BTGD, k_BTGD, written, log_f, log_i, state, m, self.scale)
         if call.held is not None:
             call.held[self.path], call.held[f"{self.path}.stabilizer"] = state, m
         return out
