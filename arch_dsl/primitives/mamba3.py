@@ -50,7 +50,7 @@ class TokenRate(Decay):
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.dt_max < self.dt_min:
-            yield "dt_max", f"must be at least dt_min {self.dt_min:g}"
+            yield "dt_max", f"must be at least dt_min {self.dt_min:g}, found {self.dt_max:g}"
 
 
 class _TokenRate(Module, of=TokenRate):
@@ -75,15 +75,15 @@ class _TokenRate(Module, of=TokenRate):
 
 @Branch.register("mamba3")
 class Mamba3(LinearAttention):
-    """h_t = f_t h_(t-1) + (1 - l_t) dt_t f_t k_(t-1) v_(t-1)^T + l_t dt_t k_t v_t^T per head, of which scale h_t^T q_t +
-    D v_t is read and gated, then one output map: Mamba-3 (arXiv:2603.15569, and its code) with one input per state.
+    """h_t = f_t h_(t-1) + (1 - l_t) dt_t f_t k_(t-1) v_(t-1)^T + l_t dt_t k_t v_t^T per head, then o_t = scale h_t^T q_t
+    + D v_t, gated, and one output map: Mamba-3 (arXiv:2603.15569, and its code) with one input per state.
 
     Queries are its C, keys B, values x, the gate z. f and the step dt are those of the `decay`; one without steps has
     dt 1. The share l is a sigmoid of a map of the branch's input; with `trapezoid: false` it is 1, as in Mamba-2.
 
-    `offset` adds a learned vector to the query and key of each head, which starts at that number. `rotation` of their
-    channels are then turned in pairs 2i and 2i + 1, by the sum of dt_s pi tanh(a_s) over s <= t, with angles a of a
-    map that all heads share: the same as complex decays. 0 turns none. The other fields are those of
+    `offset` adds a learned vector to the query and key of each head, which starts at that number. A share `rotation` of
+    their channels is then turned, in pairs 2i and 2i + 1, by the sum of dt_s pi tanh(a_s) over s <= t, with angles a of
+    a map that all heads share: the same as complex decays. 0 turns none. The other fields are those of
     `linear_attention`.
     """
 
@@ -129,7 +129,7 @@ class Mamba3(LinearAttention):
         return by_periods(partial(_kept, *asked), tokens, PERIOD)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        """Beside that of `linear_attention`; decoding holds the last key, value and share of its step, and the angles."""
+        """That of `linear_attention`, and two maps; decoding also holds the last key, value and step, and the angles."""
         sizes = self.sizes(ctx.d_model)
         heads, angles = sizes.heads, self.angles(sizes)
         parts = dict(super().cost(ctx, tokens).children)
@@ -148,7 +148,8 @@ class Mamba3(LinearAttention):
             yield "decay", f"must be one for each head, as keys are turned; {self.decay.type} has one for each channel"
         width = self.sizes(ctx.d_model).head_dim
         if self.rotation and int(self.rotation * width) < 2:
-            yield "rotation", f"turns pairs of channels; {self.rotation:g} of head_dim {width} are less than two (0: none)"
+            message = f"turns pairs of channels; {self.rotation:g} of head_dim {width} are less than two (0 turns none)"
+            yield "rotation", message
 
 
 class Opened(NamedTuple):
@@ -243,7 +244,8 @@ def _kept(
     def run(q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, **opened: Tensor) -> Tensor:
         return trapezoidal(recur.call, q, k, v, log_f, Opened(**opened))
 
-    return kept_by(run, shapes, fixed="" if learned else "log_f")
+    found = kept_by(run, shapes, fixed="" if learned else "log_f")
+    return found - stepping * tokens * heads  # the decay counts its steps
 
 
 class _Mamba3(_LinearAttention, of=Mamba3):

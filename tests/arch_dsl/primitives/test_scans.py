@@ -1,4 +1,4 @@
-"""The branches of Mamba, RWKV-4, RWKV-7 and xLSTM, and token shift: padding, counts of papers, what is refused."""
+"""Mamba, Mamba-3, RWKV-4, RWKV-7, xLSTM and token shift: padding, counts of papers, what is refused."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "selective_scan": {"selective_scan": {"key": ["rmsnorm"]}},
     "rwkv4": {"rwkv4": {}, "channel_mix": {}},
     "rwkv7": {"rwkv7": {"head_dim": 8}},
+    "mamba3": {"mamba3": {"head_dim": 8, "value_dim": 8}},
     "mlstm": {"mlstm": {"heads": 2}},
     "slstm": {"slstm": {"heads": 2}},
     "token_shift": {"mlp": {"pre": ["rmsnorm", "token_shift"]}},
