@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -75,8 +75,8 @@ class _TokenRate(Module, of=TokenRate):
 
 @Branch.register("mamba3")
 class Mamba3(LinearAttention):
-    """h_t = f_t h_(t-1) + (1 - l_t) dt_t f_t k_(t-1) v_(t-1)^T + l_t dt_t k_t v_t^T per head, then o_t = scale h_t^T q_t
-    + D v_t, gated, and one output map: Mamba-3 (arXiv:2603.15569, and its code) with one input per state.
+    """h_t = f_t h_(t-1) + (1 - l_t) dt_t f_t k_(t-1) v_(t-1)^T + l_t dt_t k_t v_t^T per head, o_t = scale h_t^T q_t + D
+    v_t, gated, and one output map: Mamba-3 (arXiv:2603.15569, and its code) with one input per state.
 
     Queries are its C, keys B, values x, the gate z. f and the step dt are those of the `decay`; one without steps has
     dt 1. The share l is a sigmoid of a map of the branch's input; with `trapezoid: false` it is 1, as in Mamba-2.
@@ -125,11 +125,11 @@ class Mamba3(LinearAttention):
 
     def kept(self, sizes: Sizes, learned: bool, tokens: int) -> int:
         stepping = bool(getattr(self.decay, "step", False))
-        asked = (sizes, self.kind, stepping, learned, self.trapezoid, self.angles(sizes), self.offset is not None)
+        asked = (sizes, self.kind, stepping, learned, self.trapezoid, self.angles(sizes))
         return by_periods(partial(_kept, *asked), tokens, PERIOD)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        """That of `linear_attention`, and two maps; decoding also holds the last key, value and step, and the angles."""
+        """That of `linear_attention`, and two maps; decoding also holds the last key, value, step and angles."""
         sizes = self.sizes(ctx.d_model)
         heads, angles = sizes.heads, self.angles(sizes)
         parts = dict(super().cost(ctx, tokens).children)
@@ -150,17 +150,6 @@ class Mamba3(LinearAttention):
         if self.rotation and int(self.rotation * width) < 2:
             message = f"turns pairs of channels; {self.rotation:g} of head_dim {width} are less than two (0 turns none)"
             yield "rotation", message
-
-
-class Opened(NamedTuple):
-    """What a layer knows of its tokens beside queries, keys, values and decays: the steps dt and the shares l before
-    their sigmoid `[B,T,H]`, the angles before their tanh `[B,T,A]`, and the offsets of queries and keys `[H,D]`."""
-
-    step: Tensor | None = None
-    share: Tensor | None = None
-    angle: Tensor | None = None
-    offset_query: Tensor | None = None
-    offset_key: Tensor | None = None
 
 
 def turns(angle: Tensor, step: Tensor, call: Call, path: str) -> Tensor:
@@ -187,24 +176,27 @@ def directed(x: Tensor, heads: int, offset: Tensor | None, angles: Tensor | None
 
 
 def trapezoidal(
-    recur: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, opened: Opened,
-    scale: float = 1.0, call: Call | None = None, path: str = "",
+    recur: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, call: Call,
+    step: Tensor | None = None, share: Tensor | None = None, angle: Tensor | None = None,
+    offsets: tuple[Tensor | None, Tensor | None] = (None, None), scale: float = 1.0, path: str = "",
 ) -> Tensor:  # fmt: skip
     """q, k `[B,T,G,D]`, v `[B,T,H,V]` and log f `[B,T,H]` or `[H]` give the outputs `[B,T,H,V]`.
+
+    Beside them: the steps dt and the shares l before their sigmoid `[B,T,H]`, the angles before their tanh `[B,T,A]`,
+    the offsets of queries and of keys `[H,D]`.
 
     What token t writes itself is read beside the state, u_t = h_t - l_t dt_t k_t v_t^T. So u_t = f_t (u_(t-1) +
     (l_(t-1) dt_(t-1) + (1 - l_t) dt_t) k_(t-1) v_(t-1)^T), a recurrence over the keys and values of the token before.
     """
-    call = call or Call()
     heads, log_f = v.shape[2], over_tokens(log_f, v)
-    step = torch.ones_like(log_f) if opened.step is None else opened.step
+    step = torch.ones_like(log_f) if step is None else step
     if call.padding is not None:
         step = step.masked_fill(call.padding[..., None], 0)  # which moves nothing
-    angles = None if opened.angle is None else turns(opened.angle, step, call, path)
-    q, k = directed(q, heads, opened.offset_query, angles), directed(k, heads, opened.offset_key, angles)
+    angles = None if angle is None else turns(angle, step, call, path)
+    q, k = directed(q, heads, offsets[0], angles), directed(k, heads, offsets[1], angles)
     own, weight, k_in, v_in = None, step, k, v
-    if opened.share is not None:
-        share = at_least_float32(opened.share).sigmoid()
+    if share is not None:
+        share = at_least_float32(share).sigmoid()
         own = share * step
         k_in, v_in, before = (
             shifted(x.flatten(2), call, path, what=f".{name}").unflatten(2, (heads, -1))
@@ -223,9 +215,7 @@ def trapezoidal(
 
 
 @lru_cache(maxsize=4096)
-def _kept(
-    sizes: Sizes, kind: str, stepping: bool, learned: bool, trapezoid: bool, angles: int, offset: bool, tokens: int
-) -> int:
+def _kept(sizes: Sizes, kind: str, stepping: bool, learned: bool, trapezoid: bool, angles: int, tokens: int) -> int:
     """What the recurrence keeps for the backward pass as it is computed on a CPU."""
     heads, groups, keys, values = sizes
     per_token = (1, tokens, heads)
@@ -238,13 +228,8 @@ def _kept(
     shapes |= {"step": per_token} if stepping else {}
     shapes |= {"share": per_token} if trapezoid else {}
     shapes |= {"angle": (1, tokens, angles)} if angles else {}
-    shapes |= {"offset_query": (heads, keys), "offset_key": (heads, keys)} if offset else {}
     recur = kernels.select("linear_recurrence", kernels.Device.parse("cpu"), torch.float32, decay="token", delta=False)
-
-    def run(q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, **opened: Tensor) -> Tensor:
-        return trapezoidal(recur.call, q, k, v, log_f, Opened(**opened))
-
-    found = kept_by(run, shapes, fixed="" if learned else "log_f")
+    found = kept_by(partial(trapezoidal, recur.call, call=Call()), shapes, fixed="" if learned else "log_f")
     return found - stepping * tokens * heads  # the decay counts its steps
 
 
@@ -261,15 +246,14 @@ class _Mamba3(_LinearAttention, of=Mamba3):
     def writes(self) -> list[Linear]:
         return [one for one in (self.share_projection, self.angle_projection) if one is not None]
 
-    def opening(self, products: Iterator[Tensor]) -> Opened:  # type: ignore[override]
+    def opening(self, products: Iterator[Tensor]) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         """The shares and the angles, each before its activation."""
         share = None if self.share_projection is None else next(products)
-        angle = None if self.angle_projection is None else next(products)
-        return Opened(None, share, angle, self.offset_query, self.offset_key)
+        return share, None if self.angle_projection is None else next(products)
 
     def recurrent(  # type: ignore[override]
-        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor, step: Tensor | None, opened: Opened,
-        call: Call,
+        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor, step: Tensor | None,
+        opened: tuple[Tensor | None, Tensor | None], call: Call,
     ) -> Tensor:  # fmt: skip
-        opened = opened._replace(step=step)
-        return trapezoidal(self.recur, q_BTGD, k_BTGD, v_BTHV, log_f, opened, self.scale, call, self.path)
+        known = (step, *opened, (self.offset_query, self.offset_key), self.scale, self.path)
+        return trapezoidal(self.recur, q_BTGD, k_BTGD, v_BTHV, log_f, call, *known)

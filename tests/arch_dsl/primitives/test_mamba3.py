@@ -19,7 +19,7 @@ from archlab.arch_dsl.conformance.effects import randomize
 from archlab.arch_dsl.parts.context import Call, State
 from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.primitives.test_linear_attention import rms, sigmoid, silu
-from tests.arch_dsl.specs import assert_computes
+from tests.arch_dsl.specs import assert_computes, assert_plain_agrees
 
 Parameters = dict[str, Tensor]
 D, LAYERS, VOCAB, LENGTH = 12, 2, 31, 11
@@ -154,6 +154,11 @@ def test_the_model_of_the_zoo_gives_the_logits_of_its_code():
     assert_computes(module, TOKENS, torch.stack(rows))
 
 
+@pytest.mark.parametrize("name", ["published", "as Mamba-2 writes"])
+def test_plain_pytorch_computes_the_same(name: str):
+    assert_plain_agrees(model({**MIXERS[name], "documents": True}))
+
+
 # What it must hold
 
 
@@ -238,8 +243,7 @@ def test_activations_are_what_autograd_keeps(name: str):
         assert arch_dsl.cost(found, tokens).activations == pytest.approx(kept(found, tokens), rel=0.002)
 
 
-def test_what_is_turned_once_around_reads_as_before():
-    """The sum of angles is held without whole turns, however much was read."""
+def test_angles_are_held_without_whole_turns():
     module, state = made("grouped, all turned"), State()
     for _ in range(40):
         module(TOKENS, Call(state=state))

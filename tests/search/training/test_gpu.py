@@ -26,8 +26,8 @@ pytestmark = [
 ROWS, LENGTH, FULL, HALF = 2, 128, torch.float32, torch.bfloat16
 # Entries of each kind of mixer and feed-forward: inductor takes seconds for each distinct layer.
 COMPILED = (
-    "llama", "fox_pro", "gated_attention", "gated_delta_net", "mamba2", "rwkv7", "kimi_linear", "xlstm", "deepseek_v3",
-    "gpt_oss", "ngpt", "t5", "modernbert", "modded_nanogpt",
+    "llama", "fox_pro", "gated_attention", "gated_delta_net", "mamba2", "mamba3", "rwkv7", "kimi_linear", "xlstm",
+    "deepseek_v3", "gpt_oss", "ngpt", "t5", "modernbert", "modded_nanogpt",
 )  # fmt: skip
 
 
