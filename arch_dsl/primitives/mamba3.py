@@ -188,8 +188,8 @@ def trapezoidal(
     What token t writes itself is read beside the state, u_t = h_t - l_t dt_t k_t v_t^T. So u_t = f_t (u_(t-1) +
     (l_(t-1) dt_(t-1) + (1 - l_t) dt_t) k_(t-1) v_(t-1)^T), a recurrence over the keys and values of the token before.
     """
-    heads, log_f = v.shape[2], over_tokens(log_f, v)
-    step = torch.ones_like(log_f) if step is None else step
+    heads = v.shape[2]
+    step = torch.ones_like(over_tokens(log_f, v)) if step is None else step
     if call.padding is not None:
         step = step.masked_fill(call.padding[..., None], 0)  # which moves nothing
     angles = None if angle is None else turns(angle, step, call, path)
@@ -228,7 +228,7 @@ def _kept(sizes: Sizes, kind: str, stepping: bool, learned: bool, trapezoid: boo
     shapes |= {"step": per_token} if stepping else {}
     shapes |= {"share": per_token} if trapezoid else {}
     shapes |= {"angle": (1, tokens, angles)} if angles else {}
-    recur = kernels.select("linear_recurrence", kernels.Device.parse("cpu"), torch.float32, decay="token", delta=False)
+    recur = kernels.select("linear_recurrence", kernels.Device.parse("cpu"), torch.float32, decay=kind, delta=False)
     found = kept_by(partial(trapezoidal, recur.call, call=Call()), shapes, fixed="" if learned else "log_f")
     return found - stepping * tokens * heads  # the decay counts its steps
 
