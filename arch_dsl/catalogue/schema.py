@@ -15,6 +15,7 @@ from typing import Any
 from archlab.arch_dsl.catalogue.describe import allowed, first_line
 from archlab.arch_dsl.language.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
 from archlab.arch_dsl.model.depths import Depths
+from archlab.arch_dsl.model.exits import Exit
 from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.parts.families import Branch, Gate, Join, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.knobs import KNOBS
@@ -54,8 +55,9 @@ class Writer:
             Overrides: _overrides,
             Parallel: partial(_group, Parallel),
             Sequential: partial(_group, Sequential),
-            Loop: _loop,
-            Depths: _depths,
+            Loop: partial(_or_field, Loop, "turns"),
+            Depths: partial(_or_field, Depths, "capacity"),
+            Exit: partial(_or_field, Exit, "entropy"),
             **(own or {}),
         }
 
@@ -292,14 +294,9 @@ def _group(kind: type[Group], writer: Writer) -> Schema:
     return {"title": kind.type, "description": first_line(kind), "type": "object", **_branches(writer, own)}
 
 
-def _loop(writer: Writer) -> Schema:
-    """The number of turns, or a mapping."""
-    return {"title": "loop", **either([writer.of(fields_of(Loop)["turns"].annotation), writer.record(Loop)])}
-
-
-def _depths(writer: Writer) -> Schema:
-    """The capacity, or a mapping."""
-    return {"title": "depths", **either([writer.of(fields_of(Depths)["capacity"].annotation), writer.record(Depths)])}
+def _or_field(kind: type[Spec], name: str, writer: Writer) -> Schema:
+    """The value of one field, or a mapping."""
+    return {"title": _title(kind), **either([writer.of(fields_of(kind)[name].annotation), writer.record(kind)])}
 
 
 def _overrides(_writer: Writer) -> Schema:

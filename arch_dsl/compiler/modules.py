@@ -214,12 +214,19 @@ class Decoder(LanguageModel, StackModule):
         z_loss: float = 0.0,
     ) -> Tensor:
         """As every model's. In training `call.losses` has those of heads too: `predict.2` is that of the token after
-        the next one, weighted, over as many targets as the loss itself."""
-        if self.predict is None or not self.training or reduction == "none":
+        the next one, weighted, over as many targets as the loss itself. In training with exits it is that over all
+        turns of the loop (model/exits.py)."""
+        out = None if self.loop is None else self.loop.exit
+        if (self.predict is None and out is None) or not self.training or reduction == "none":
             return super().loss(tokens, targets, call, reduction, z_loss)
         call = call or Call()
         own = self.with_documents(call.fresh(), self, tokens)
         embedded, count = self.embedded(tokens), (targets != -100).sum()
+        if out is not None:
+            turns = self.turns(embedded, own)
+            found = [self.losses(hidden, targets, bool(z_loss)) for hidden in turns]
+            return out.expected_loss(turns, found, targets, call, z_loss)
+        assert self.predict is not None
         loss = self.loss_of(self.through(embedded, own), targets, call, reduction, z_loss)
         read = own.across["before_last"], own.across["after_last"]
         for ahead, stream, inner in self.predict.streams(read, embedded, own, self.applied):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archlab.arch_dsl.language.spec import Family, Spec, fields_of
-from archlab.arch_dsl.model.model import Model, cost
+from archlab.arch_dsl.model.model import Model, cost, exit_of
 from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.parts.context import Cost
 from archlab.arch_dsl.primitives.branch import OUTER
@@ -51,6 +51,8 @@ def tree(model: Model, tokens: int = 1024) -> list[Line]:
     if predict := getattr(model, "predict", None):
         what = f"{brief_text(canonical(predict, brief=True))}, in training alone"
         lines.append(Line(1, "predict", what, "[B,T,V]", _part(total, "predict")))
+    if (out := exit_of(model)) is not None:
+        lines.append(Line(1, "exit", brief_text(canonical(out, brief=True)), "[B,T]", _part(total, "exit")))
     return lines
 
 

@@ -17,6 +17,9 @@ LATE = ("query", "key", "value", "decay", "mask", "scores", "weights", "query_ta
 LATENTS = {"query": ("query", "rotary_query"), "kv": ("key", "value")}
 """What is made of the latents of latent attention."""
 
+BESIDE = ("predict", "exit")
+"""What reads the stream beside the logits."""
+
 
 @dataclass(frozen=True)
 class Edge:
@@ -48,10 +51,11 @@ def wires(parts: list[Part]) -> list[Edge]:
             if part.name == "encoder":
                 wiring.source = here
     if "encoder" not in names:
-        own = [part for part in parts if part.name not in ("embedding", "unembedding", "logits", "predict")]
+        own = [part for part in parts if part.name not in ("embedding", "unembedding", "logits", *BESIDE)]
         here = wiring.stack(own, here, "", None)
-    if "predict" in names:
-        wiring.link(here, "predict", "read")
+    for name in BESIDE:
+        if name in names:
+            wiring.link(here, name, "read")
     wiring.chain(here, [name for name in ("unembedding", "logits") if name in names], "")
     return list(wiring.found)
 

@@ -12,13 +12,15 @@ from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import parse_record, refuse
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec, added, walk
+from archlab.arch_dsl.language.spec import Count, Spec, added, walk
 from archlab.arch_dsl.model import rules
 from archlab.arch_dsl.model.constraint import Constraint
+from archlab.arch_dsl.model.exits import Exit
 from archlab.arch_dsl.model.initial_values import Init, residual_std
 from archlab.arch_dsl.model.prediction import Prediction
 from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack
 from archlab.arch_dsl.model.stack_costs import stacks_cost
+from archlab.arch_dsl.model.tables import Embedding, Embeddings, Unembedding
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Rotary, Scale, site_cost
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
@@ -28,34 +30,6 @@ from archlab.arch_dsl.primitives.scales import logit_form
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 STACKS = ("encoder", "decoder")
 Reader = Callable[[Node, str, list[Problem]], Any]  # as `parse_node`: a model, or INVALID after noting why
-
-
-class Embedding(Spec):
-    """The table of token embeddings: of `width` channels that a linear map widens to d_model (arXiv:1909.11942,
-    section 3.1), by default of d_model channels; initial values N(0, std^2), by default those of the model."""
-
-    title: ClassVar[str] = "embedding"
-    width: Count | None = None
-    std: Positive | None = None
-
-
-class Embeddings(Embedding):
-    """The tables of an encoder and a decoder: one if `shared`, else each has its own."""
-
-    title: ClassVar[str] = "embeddings"
-    shared: bool = True
-
-
-class Unembedding(Spec):
-    """The map from the stream to logits: the transposed embedding table if `tied`, else a table of its own.
-
-    Where an encoder has a table of its own, it is the decoder's that is tied. A table of its own starts at N(0, std^2).
-    """
-
-    title: ClassVar[str] = "unembedding"
-    tied: bool = True
-    bias: bool = False
-    std: NotNegative | None = added(default=None)
 
 
 class Model(Spec):
@@ -225,6 +199,10 @@ class EncoderDecoderModel(Model):
         if self.init.residual == "deepnorm":
             message = "deepnorm is for one stack: beside an encoder it has other factors (arXiv:2203.00555, figure 2)"
             problems.append(Problem("init.residual", message, self.init.mark("residual")))
+        for name, stack in self.stacks().items():
+            if stack.loop is not None and stack.loop.exit is not None:
+                message = "is for a model of one stack; an encoder and a decoder go through all turns"
+                problems.append(Problem(f"{name}.loop.exit", message, stack.loop.exit.mark()))
         if self.decoder.positions == "own":
             return problems
         rotated = any(isinstance(part, Rotary) for _, part in walk(tuple(seen)))
@@ -271,7 +249,16 @@ def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None
 
 def kept(model: Model) -> Model:
     """The model without what only training has."""
-    return model.replace(predict=None) if getattr(model, "predict", None) else model
+    if getattr(model, "predict", None):
+        return model.replace(predict=None)
+    found = exit_of(model)
+    return model.replace(loop=model.loop.replace(exit=None)) if found and found.only_trained else model  # type: ignore[attr-defined]
+
+
+def exit_of(model: Model) -> Exit | None:
+    """What the loop of a model has to exit by."""
+    loop = model.loop if isinstance(model, DecoderModel) else None
+    return None if loop is None else loop.exit
 
 
 def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> Cost:
@@ -301,6 +288,7 @@ def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> 
             "unembedding": Cost.total({**outputs, "table": _logits_cost(model, tokens)}),
             "logits": site_cost(model.logits, ctx, "logits", _chunk(model, tokens)),
             "predict": _predict_cost(model, ctx, tokens).only_trained(),
+            "exit": _exit_cost(model, ctx, tokens),
         }
     )
 
@@ -317,7 +305,8 @@ def _logits_cost(model: Model, tokens: int) -> Cost:
     chunk = _chunk(model, tokens)
     kept = tokens * inner + chunk * vocab
     if chunk < tokens and logit_form(model.logits, model.d_model):
-        kept += tokens * (inner + 1)  # the stream's gradient and log Z: the table's is that of a parameter
+        # log Z, and where all tokens weigh alike the stream's gradient: the table's is that of a parameter
+        kept += tokens * (1 if exit_of(model) else inner + 1)
     logits = Cost.product(tokens, inner, vocab, model.unembedding.bias).keeping(kept)
     if tied:
         logits = dataclasses.replace(logits, parameters=vocab if model.unembedding.bias else 0)
@@ -329,14 +318,27 @@ def _predict_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
     if not isinstance(model, DecoderModel) or model.predict is None:
         return Cost()
     found = model.predict.cost(model, model.place(ctx, ""), tokens)
-    width, tied = model.embedding.width, model.unembedding.tied
-    losses = {}
-    for ahead in range(2, model.predict.tokens + 1):
-        read = max(tokens - ahead + 1, 0)
-        parts = {"table": _logits_cost(model, read).without_parameters()}
-        if width and tied:
-            parts["projection"] = Cost.product(read, model.d_model, width).keeping(read * model.d_model)
-            parts["projection"] = parts["projection"].without_parameters()
-        parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, read)).without_parameters()
-        losses[str(ahead)] = Cost.total(parts)
+    lengths = {ahead: max(tokens - ahead + 1, 0) for ahead in range(2, model.predict.tokens + 1)}
+    losses = {str(ahead): _again_cost(model, ctx, read) for ahead, read in lengths.items()}
     return Cost.total({**found.children, "losses": Cost.total(losses)})
+
+
+def _exit_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
+    """The gate of a loop, and in training logits and losses after all turns but the last."""
+    found = exit_of(model)
+    if found is None or not isinstance(model, DecoderModel) or model.loop is None:
+        return Cost()
+    turns = model.loop.turns
+    gate = found.cost(ctx, tokens, turns, held=model.loop.inject is None)
+    losses = _again_cost(model, ctx, tokens).repeated(turns - 1)
+    return Cost.total({"gate": gate.only_trained() if found.only_trained else gate, "losses": losses.only_trained()})
+
+
+def _again_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
+    """Logits and losses of another stream, by the tables of the model."""
+    parts = {"table": _logits_cost(model, tokens).without_parameters()}
+    if model.embedding.width and model.unembedding.tied:
+        product = Cost.product(tokens, model.d_model, model.embedding.width).keeping(tokens * model.d_model)
+        parts["projection"] = product.without_parameters()
+    parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, tokens)).without_parameters()
+    return Cost.total(parts)

@@ -127,7 +127,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     except SpecError as error:
         return [*problems, *error.problems]
     if stack.loop is not None:
-        problems += stack.loop.check(blocks, [name for name in ("skips", "predict") if getattr(stack, name, None)])
+        others = ("skips", "predict", "streams", "prompt", "final")
+        problems += stack.loop.check(blocks, [name for name in others if getattr(stack, name, None)])
     if stack.depths is not None:
         problems += stack.depths.check(blocks, [name for name in ("loop", "streams") if getattr(stack, name)])
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
@@ -231,6 +232,14 @@ class StackModule(nn.Module):
             stream = self.applied(layer, self.skips[depth](stream, call, iter(())), call)
         return stream
 
+    def _turn(self, stream: Tensor, entered: Tensor, turn: int, call: Call) -> Tensor:
+        """One turn of a loop that `entered` went into."""
+        assert self.loop is not None
+        stream = self.loop.injected(stream, entered)
+        for layer in self.block[self.loop.core]:
+            stream = self.applied(layer, stream, call.after(turn * self.loop.length))
+        return stream
+
     def _layers_and_loop(self, stream: Tensor, call: Call) -> Tensor:
         assert self.loop is not None
         for layer in self.block[self.loop.prelude]:
@@ -241,14 +250,41 @@ class StackModule(nn.Module):
             stream = self.loop.injected(stream, entered)
             for layer in self.block[self.loop.core]:
                 stream = self.applied(layer, stream, call.after(turn * self.loop.length))
+            if self.loop.handed_on:
+                stream = self.final(stream, call.outside("final"), iter(()))
         for layer in self.block[self.loop.coda]:
             stream = self.applied(layer, stream, call.after(self.loop.last * self.loop.length))
         return stream
 
-    def _through(self, stream: Tensor, call: Call) -> Tensor:
+    def turns(self, stream: Tensor, call: Call) -> list[Tensor]:
+        """What logits are made of after each turn of a loop, from the token embeddings."""
+        assert self.loop is not None
+        stream = self._embedded(stream, call)
+        for layer in self.block[self.loop.prelude]:
+            stream = self.applied(layer, stream, call)
+        entered, stream, found = stream, self.loop.start(stream), []
+        for turn in self.loop.turns:
+            stream = self._turn(stream, entered, turn, call)
+            found.append(self.final(stream, call.outside("final"), iter(())))
+            stream = found[turn] if self.loop.handed_on else stream
+        return found
+
+    def _embedded(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call.outside("embed"), iter(()))
         if self.reads_embeddings:
             call.across["embeddings"] = stream
+        return stream
+
+    def _through(self, stream: Tensor, call: Call) -> Tensor:
+        if self.loop is not None and self.loop.exit is not None and self.loop.by_exit:
+            last = self.loop.exit.read(self.turns(stream, call))
+        else:
+            last = self._after_all(self._embedded(stream, call), call)
+        if call.state is not None:
+            call.state.tokens += stream.shape[1]
+        return last
+
+    def _after_all(self, stream: Tensor, call: Call) -> Tensor:
         if self.streams is not None:
             stream = self.streams.several(stream)
         if self.skips is not None:
@@ -261,9 +297,9 @@ class StackModule(nn.Module):
             stream = self.streams.one(stream)
         if self.read_by_heads and self.training:
             call.across["after_last"] = stream
+        if self.loop is not None and self.loop.handed_on:
+            return stream
         last: Tensor = self.final(stream, call.outside("final"), iter(()))
-        if call.state is not None:
-            call.state.tokens += stream.shape[1]
         return last
 
 

@@ -39,7 +39,7 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
         "skips": _skips_cost(stack, ctx, tokens),
         "loop": Cost() if stack.loop is None else stack.loop.cost(_on_streams(stack, ctx), tokens),
         "stack": _layers_cost(stack, ctx, tokens),
-        "final": site_cost(stack.final, ctx, "final", tokens),
+        "final": site_cost(stack.final, ctx, "final", tokens).repeated(1 if stack.loop is None else stack.loop.ends),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.spec import walk
-from archlab.arch_dsl.model.model import DecoderModel, Model
+from archlab.arch_dsl.model.model import DecoderModel, Model, exit_of
 from archlab.arch_dsl.model.places import distinct, places
 from archlab.search.executors.process_group import Parallel
 from archlab.search.recipe.recipe import Recipe
@@ -112,10 +112,12 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
 
 
 def _heads(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
-    """Heads of further tokens are whole on every process."""
+    """Heads of further tokens, and the gate of a loop, are whole on every process."""
     for name in ("shard", "tensor", "pipeline"):
         if getattr(parallel, name) > 1 and getattr(model, "predict", None) is not None:
             yield name, "predict: the heads of further tokens are not divided; use data"
+        if getattr(parallel, name) > 1 and exit_of(model) is not None:
+            yield name, "loop.exit: what tokens exit by is not divided; use data"
 
 
 def _tensor(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
