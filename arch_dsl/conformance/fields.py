@@ -14,6 +14,7 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Family, Spec, alternatives, families, fields_of, walk
 from archlab.arch_dsl.model.depths import Depths
+from archlab.arch_dsl.model.exits import Exit
 from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.families import Rotary
@@ -60,6 +61,8 @@ def altered(annotation: Any, value: Any) -> list[Any]:
         return [Block(more), *([Block(list(value.items())[:-1])] if len(value) > 2 else [])]
     if value is None and first is Loop:
         return [Loop(turns=2)]
+    if value is None and first is Exit:
+        return [Exit(entropy=0.2)]
     if value is None and first is Depths:
         return [Depths(capacity=0.4)]
     assert isinstance(value, Spec), f"no altered values for {annotation}"

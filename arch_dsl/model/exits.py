@@ -18,8 +18,8 @@ from archlab.arch_dsl.parts.layers import Linear
 from archlab.kernels.activations import at_least_float32
 
 _BESIDE = {  # keys of a stack, and why no token can exit beside them
-    "streams": "are one stream again only after the last turn",
-    "prompt": "has a loss after the last turn alone",
+    "streams": "the streams become one only after the last turn",
+    "prompt": "the vectors before the tokens have no exit",
 }
 
 
@@ -35,7 +35,7 @@ class Exit(Spec):
     """
 
     title: ClassVar[str] = "exit"
-    entropy: NotNegative = 0.1
+    entropy: NotNegative
     threshold: Annotated[float, Range(above=0, max=1)] = 1.0
 
     @classmethod
@@ -61,7 +61,7 @@ class Exit(Spec):
         """Why a loop cannot have it in a stack; `others` are keys that the stack has beside the loop."""
         for name in others:
             if name in _BESIDE:
-                yield Problem("loop.exit", f"stands beside {name}, which {_BESIDE[name]}", self.mark())
+                yield Problem("loop.exit", f"cannot stand beside {name}: {_BESIDE[name]}", self.mark())
 
 
 class ExitModule(nn.Module):

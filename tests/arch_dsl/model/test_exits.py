@@ -171,7 +171,7 @@ def test_a_gate_far_out_has_finite_gradients():
 
 @pytest.mark.parametrize("final", ["last", "each"])
 def test_a_threshold_reads_each_token_after_its_own_turn(final: str):
-    module = built(model({"threshold": 0.6}, loop={"final": final})).eval()
+    module = built(model({"entropy": 0.1, "threshold": 0.6}, loop={"final": final})).eval()
     w, taken = dict(module.named_parameters()), set()
     for row, logits in zip(READ, module(READ), strict=True):
         hidden = hidden_of(w, row, final == "each")
@@ -194,10 +194,10 @@ def test_by_default_the_last_turn_is_read_and_the_gate_is_left_out_of_what_is_ke
     assert torch.equal(module(READ), alone(READ))
     assert torch.equal(module.loss(READ, HOLES), alone.loss(READ, HOLES))
     assert to_python(spec) == to_python(kept(spec))
-    assert kept(model({"threshold": 0.9})) == model({"threshold": 0.9})
+    assert kept(model({"entropy": 0.1, "threshold": 0.9})) == model({"entropy": 0.1, "threshold": 0.9})
 
 
-@pytest.mark.parametrize("exit", [0.1, {"threshold": 0.6}])
+@pytest.mark.parametrize("exit", [0.1, {"entropy": 0.1, "threshold": 0.6}])
 @pytest.mark.parametrize("final", ["last", "each"])
 def test_decoding_in_pieces_gives_the_same_logits(exit: Any, final: str):
     module, state = built(model(exit, loop={"final": final, "prelude": 1})).eval(), State()
@@ -205,7 +205,7 @@ def test_decoding_in_pieces_gives_the_same_logits(exit: Any, final: str):
     torch.testing.assert_close(torch.cat(pieces, 1), module(READ), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("exit", [None, {"threshold": 0.6}])
+@pytest.mark.parametrize("exit", [None, {"entropy": 0.1, "threshold": 0.6}])
 def test_a_file_of_plain_pytorch_gives_the_same_bits(exit: Any):
     spec = model(exit, loop={"final": "each"})
     module = arch_dsl.compile(spec, backend="reference").eval()
@@ -217,7 +217,7 @@ def test_a_file_of_plain_pytorch_gives_the_same_bits(exit: Any):
     assert torch.equal(theirs(READ), module(READ))
 
 
-@pytest.mark.parametrize("exit", [0.1, {"threshold": 0.6}])
+@pytest.mark.parametrize("exit", [0.1, {"entropy": 0.1, "threshold": 0.6}])
 def test_computing_layers_again_changes_no_bit(exit: Any):
     found = []
     for again in (False, True):
@@ -270,7 +270,7 @@ def test_training_is_captured_as_one_graph():
     ids=["tied", "untied", "factored"],
 )
 def test_costs_are_those_of_the_module(threshold: float, changes: dict[str, Any]):
-    spec = model({"threshold": threshold}, max_positions=64, **changes)
+    spec = model({"entropy": 0.1, "threshold": threshold}, max_positions=64, **changes)
     cost, alone = arch_dsl.cost(spec, TIME), arch_dsl.cost(model(**changes), TIME)
     module = arch_dsl.compile(spec, backend="reference")
     gate, gates = WIDTH + 1, (TURNS - 1) * 2 * TIME * WIDTH
@@ -298,7 +298,7 @@ def test_every_field_changes_what_is_trained_or_read():
         return [module.eval()(READ).detach(), *(value.grad for value in module.parameters())]
 
     known = effect()
-    for change in ({"exit": 0.2}, {"exit": {"threshold": 0.5}}, {"final": "each"}):
+    for change in ({"exit": 0.2}, {"exit": {"entropy": 0.1, "threshold": 0.5}}, {"final": "each"}):
         found = effect(**change)
         assert any((one - other).abs().max() > 1e-6 for one, other in zip(known, found, strict=True)), change
         exit = change.pop("exit", 0.1)
@@ -321,22 +321,23 @@ def test_patches_change_it(change: dict[str, Any], loop: Any):
 def test_without_it_a_loop_keeps_its_identity():
     assert arch_dsl.identity(model(loop={"exit": None, "final": "last"})) == arch_dsl.identity(model())
     assert "exit" not in arch_dsl.dump(model()) and "last" not in arch_dsl.dump(model())
-    assert model({}) == model(0.1) == model({"entropy": 0.1, "threshold": 1})
+    assert model(0.1) == model({"entropy": 0.1}) == model({"entropy": 0.1, "threshold": 1})
 
 
 BARE = {"attention": {"heads": 2}}
 STREAMS = {"streams": {"type": "hyper", "n": 2}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a word": ({"loop": {"turns": 2, "exit": "soon"}}, r"loop\.exit\.entropy: must be a number, found 'soon'"),
+    "no weight": ({"loop": {"turns": 2, "exit": {}}}, r"loop\.exit\.entropy: is missing: exit needs it"),
     "less than none": ({"loop": {"turns": 2, "exit": -1}}, r"loop\.exit\.entropy: must be at least 0, found -1"),
-    "no threshold": ({"loop": {"turns": 2, "exit": {"threshold": 0}}}, r"threshold: must be greater than 0, found 0"),
-    "a sure one": ({"loop": {"turns": 2, "exit": {"threshold": 1.5}}}, r"threshold: must be at most 1, found 1\.5"),
+    "no threshold": ({"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 0}}}, r"threshold: must be greater than 0, found 0"),
+    "a sure one": ({"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 1.5}}}, r"threshold: must be at most 1, found 1\.5"),
     "a field": ({"loop": {"turns": 2, "exit": {"beta": 0.1}}}, r"'beta' is not a key of exit \(entropy, threshold\)"),
     "a place": ({"loop": {"turns": 2, "final": "all"}}, r"loop\.final: 'all' is not a final \(last, each\)"),
     "coda": ({"loop": {"turns": 2, "coda": 1, "exit": 0.1}}, r"loop\.exit: ends every turn, and coda 1 has layers"),
     "coda and norm": ({"loop": {"turns": 2, "coda": 1, "final": "each"}}, r"loop\.final: ends every turn, and coda 1"),
-    "streams": ({"loop": {"turns": 2, "exit": 0.1}, **STREAMS}, r"loop\.exit: stands beside streams, which are one"),
-    "prompt": ({"loop": {"turns": 2, "exit": 0.1}, "prompt": 2}, r"loop\.exit: stands beside prompt, which has a loss"),
+    "streams": ({"loop": {"turns": 2, "exit": 0.1}, **STREAMS}, r"loop\.exit: cannot stand beside streams"),
+    "prompt": ({"loop": {"turns": 2, "exit": 0.1}, "prompt": 2}, r"loop\.exit: cannot stand beside prompt"),
     "norm of streams": ({"loop": {"turns": 2, "final": "each"}, **STREAMS}, r"loop\.final: each acts on one stream"),
     "no norm": ({"loop": {"turns": 2, "final": "each"}, "block": BARE}, r"loop\.final: each has nothing to apply"),
     "heads": ({"loop": {"turns": 2, "exit": 0.1}, "predict": "parallel"}, "loop: stands beside predict"),

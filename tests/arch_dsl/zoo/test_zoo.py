@@ -103,6 +103,7 @@ def test_it_holds_what_is_published():
         "olmo_hybrid",
         "olmoe",
         "opt",
+        "ouro",
         "palm",
         "pangu_alpha",
         "phi3",
