@@ -330,8 +330,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a word": ({"loop": {"turns": 2, "exit": "soon"}}, r"loop\.exit\.entropy: must be a number, found 'soon'"),
     "no weight": ({"loop": {"turns": 2, "exit": {}}}, r"loop\.exit\.entropy: is missing: exit needs it"),
     "less than none": ({"loop": {"turns": 2, "exit": -1}}, r"loop\.exit\.entropy: must be at least 0, found -1"),
-    "no threshold": ({"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 0}}}, r"threshold: must be greater than 0, found 0"),
-    "a sure one": ({"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 1.5}}}, r"threshold: must be at most 1, found 1\.5"),
+    "no threshold": (
+        {"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 0}}},
+        r"threshold: must be greater than 0, found 0",
+    ),
+    "a sure one": (
+        {"loop": {"turns": 2, "exit": {"entropy": 0.1, "threshold": 1.5}}},
+        r"threshold: must be at most 1, found 1\.5",
+    ),
     "a field": ({"loop": {"turns": 2, "exit": {"beta": 0.1}}}, r"'beta' is not a key of exit \(entropy, threshold\)"),
     "a place": ({"loop": {"turns": 2, "final": "all"}}, r"loop\.final: 'all' is not a final \(last, each\)"),
     "coda": ({"loop": {"turns": 2, "coda": 1, "exit": 0.1}}, r"loop\.exit: ends every turn, and coda 1 has layers"),
