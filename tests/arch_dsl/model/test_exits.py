@@ -240,6 +240,7 @@ def test_no_more_logits_are_held_at_a_time_than_for_one_turn(monkeypatch: pytest
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.slow
 def test_training_is_captured_as_one_graph():
     module = built(model(0.1, n_layers=1, loop={"final": "each"}))
     expected, told = total(module)

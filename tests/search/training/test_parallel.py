@@ -128,6 +128,7 @@ OTHERS = {
         {"optimizer": {"type": "schedule_free", "betas": [0.8, 0.95]}, "schedule": {"type": "constant", "warmup": 0.2}},
     ),
     "heads of further tokens": ("data", {"predict": {"type": "sequential", "tokens": 3}}, {}),
+    "exits of a loop": ("data", {"loop": {"turns": 2, "exit": 0.1}}, {}),
     "weights on the unit sphere": ("data", {"constraint": "unit_norm", "block": NORMALISED}, {}),
     "weights on the unit sphere in a pipeline": ("pipeline", {"constraint": "unit_norm", "block": NORMALISED}, {}),
     "a batch that grows": ("data", {}, {"ramp": {"start": 4, "step": 4, "tokens": 256}}),
