@@ -42,7 +42,11 @@ def test_every_part_of_a_published_model_is_on_the_way_to_its_logits(name):
     ends, starts = {edge.end for edge in found.edges}, {edge.start for edge in found.edges}
     assert ends | starts == set(places)
     last = "logits" if "logits" in places else "unembedding"
-    assert {path for path in places if path not in starts} <= {last, "exit", *(p for p in places if p.endswith(".balance"))}
+    assert {path for path in places if path not in starts} <= {
+        last,
+        "exit",
+        *(p for p in places if p.endswith(".balance")),
+    }
     assert {path.rpartition(".")[2] for path in places if path not in ends} <= SOURCES
     assert {node.state for node in places.values()} == {"same"}
 
