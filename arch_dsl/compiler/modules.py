@@ -214,8 +214,8 @@ class Decoder(LanguageModel, StackModule):
         z_loss: float = 0.0,
     ) -> Tensor:
         """As every model's. In training `call.losses` has those of heads too: `predict.2` is that of the token after
-        the next one, weighted, over as many targets as the loss itself. In training with exits it is that over all
-        turns of the loop (model/exits.py)."""
+        the next one, weighted, over as many targets as the loss itself. Where tokens exit from a loop, the loss of
+        training is over all of its turns (model/exits.py)."""
         out = None if self.loop is None else self.loop.exit
         if (self.predict is None and out is None) or not self.training or reduction == "none":
             return super().loss(tokens, targets, call, reduction, z_loss)

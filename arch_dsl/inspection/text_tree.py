@@ -52,7 +52,8 @@ def tree(model: Model, tokens: int = 1024) -> list[Line]:
         what = f"{brief_text(canonical(predict, brief=True))}, in training alone"
         lines.append(Line(1, "predict", what, "[B,T,V]", _part(total, "predict")))
     if (out := exit_of(model)) is not None:
-        lines.append(Line(1, "exit", brief_text(canonical(out, brief=True)), "[B,T]", _part(total, "exit")))
+        what = brief_text(canonical(out, brief=True)) + (", in training alone" if out.only_trained else "")
+        lines.append(Line(1, "exit", what, "[B,T]", _part(total, "exit")))
     return lines
 
 
