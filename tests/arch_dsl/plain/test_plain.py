@@ -14,7 +14,7 @@ import torch
 from archlab import arch_dsl
 from archlab.arch_dsl import Model, zoo
 from archlab.arch_dsl.language import plugins
-from archlab.arch_dsl.model.model import DecoderModel
+from archlab.arch_dsl.model.model import DecoderModel, kept
 from archlab.arch_dsl.plain import Unexportable, to_python
 from archlab.arch_dsl.plain.classes import listed
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
@@ -211,10 +211,10 @@ def test_the_other_models_compute_the_same_in_an_interpreter_with_torch_alone(tm
 
 
 def computes_the_same(written: dict[str, tuple[Model, str]], tmp_path: Path) -> None:
-    """Asserts that logits and gradients of the text are those of the model, in a process of its own."""
+    """Asserts that logits and gradients of the text are those of the model that is kept, in a process of its own."""
     for name, (model, code) in written.items():
         (tmp_path / f"{name}.py").write_text(code)
-        module = build(model, dtype=torch.float32)
+        module = build(kept(model), dtype=torch.float32)
         logits = module(TOKENS, CALL)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten()).backward()
         gradients = {key: value.grad for key, value in module.named_parameters()}
