@@ -66,9 +66,12 @@ def place_of(name: str) -> tuple[str, int]:
 
 
 def places_of(model: Any, name: str) -> list[tuple[str, int]]:
-    """The same of a module that layers share, for each of them."""
-    shared = model.get_submodule(name)
-    return [place_of(path) for path, module in model.named_modules(remove_duplicate=False) if module is shared]
+    """The same of a module that layers share, for each of them; where a loop has all layers, for each of its turns."""
+    shared, loop = model.get_submodule(name), getattr(model, "loop", None)
+    found = [place_of(path) for path, module in model.named_modules(remove_duplicate=False) if module is shared]
+    if loop is None:
+        return found
+    return [(place, layer + turn * loop.length) for turn in loop.turns for place, layer in found]
 
 
 def mean(numbers: list[float]) -> float:
@@ -201,11 +204,12 @@ def assert_activations_agree(dataset: Dataset, name: str) -> None:
     measures = MassiveActivations(windows=WINDOWS), ActivationNorms(windows=WINDOWS), Gates(windows=WINDOWS)
     massive, norms, gates = measured(subject, *measures)
     largest, roots = [], {}
-    for module, (stream,) in plain.streams.items():
+    for module, streams in plain.streams.items():
         hidden = asked.source_padding if module.startswith("encoder") else asked.padding
-        kept = stream if hidden is None else stream[torch.from_numpy(~hidden)]
-        largest.append(float(kept.abs().max()))
-        roots[place_of(module)] = math.sqrt(float((kept**2).mean()))
+        for place, stream in zip(places_of(subject.model, module), streams, strict=True):
+            kept = stream if hidden is None else stream[torch.from_numpy(~hidden)]
+            largest.append(float(kept.abs().max()))
+            roots[place] = math.sqrt(float((kept**2).mean()))
     assert massive.values[f"massive_activations_{WINDOWS}"] == pytest.approx(mean(largest), rel=1e-9)
     curves = [y for name, curve in sorted(massive.curves.items(), reverse=True) for y in curve.y]
     assert sorted(curves) == pytest.approx(sorted(largest), rel=1e-9)
