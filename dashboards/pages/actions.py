@@ -37,8 +37,9 @@ class Actions:
         self._stopped: dict[str, Any] = {}
 
     def stopping(self, study: Study) -> bool:
-        """Whether who runs it now was asked to stop."""
-        return study.holder is not None and self._stopped.get(study.name) == study.holder
+        """Whether who runs it now was asked to stop. One who gives its lock back names nobody in it any more."""
+        asked = self._stopped.get(study.name)
+        return study.holder is not None and asked is not None and study.holder in (asked, {})
 
     def do(self, what: str, study: Study) -> str:
         """Does it, and says what becomes of it. Raises StoreError, OSError."""

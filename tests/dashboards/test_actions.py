@@ -7,9 +7,10 @@ import pytest
 
 from archlab.dashboards.library import Library
 from archlab.dashboards.pages.actions import AT_ONCE, GO_ON, RETRY, STOP, Actions, file_of, offered
-from archlab.search.store.lock import StudyLock, holder_of
+from archlab.search.store.lock import StudyLock, holder_of, lock_path
 from archlab.search.store.store import Store
 from archlab.search.study.files import TEMPLATE
+from archlab.search.utils.files import lock_file
 from tests.dashboards.conftest import QK_NORM
 from tests.dashboards.test_app import Client
 
@@ -33,6 +34,22 @@ def test_what_is_offered_is_what_can_be_done(root):
     assert RETRY in offered(library.study(QK_NORM.name), actions)
     assert actions.do(RETRY, library.study(QK_NORM.name)) == "1 trial planned again."
     assert RETRY not in offered(library.study(QK_NORM.name), actions)
+
+
+def test_who_was_asked_to_stop_is_so_until_the_lock_is_free_or_somebody_elses(root):
+    library = Library(root)
+    actions = Actions(library)
+    path = lock_path(root, QK_NORM.name)
+    path.parent.mkdir(exist_ok=True)
+    with lock_file(path) as take:
+        assert take()
+        path.write_text('{"host": "elsewhere", "pid": 1, "since": "2026-01-01T00:00:00+00:00"}')
+        assert actions.do(STOP, library.study(QK_NORM.name)) == ""
+        assert offered(library.study(QK_NORM.name), actions) == [AT_ONCE]
+        path.write_text("")  # as it is when the lock is about to be given back
+        assert offered(library.study(QK_NORM.name), actions) == [AT_ONCE]
+        path.write_text('{"host": "elsewhere", "pid": 2, "since": "2026-01-01T00:00:05+00:00"}')
+        assert offered(library.study(QK_NORM.name), actions) == [STOP]
 
 
 def test_a_click_goes_on_with_nothing_but_what_was_run(root, monkeypatch):
