@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import example, given
 
 from archlab.cli.main import main
 from archlab.search.store.rows import tell_left_out
@@ -129,6 +129,7 @@ def untouched(store: Path, struck: set[str]) -> dict[str, str]:
 
 @examples(8)
 @given(what=damages)
+@example(what=[Damage("cell", 0, 28, None)])  # nobody knows any more who ran a trial
 def test_a_store_is_read_mended_and_run_whatever_happened_to_it(what: list[Damage], made: tuple[Path, Any]) -> None:
     source, calm = made
     faulthandler.dump_traceback_later(_HUNG_S, exit=True)
