@@ -251,8 +251,9 @@ def kept(model: Model) -> Model:
     """The model without what only training has."""
     if getattr(model, "predict", None):
         return model.replace(predict=None)
-    found = exit_of(model)
-    return model.replace(loop=model.loop.replace(exit=None)) if found and found.only_trained else model  # type: ignore[attr-defined]
+    if isinstance(model, DecoderModel) and model.loop and model.loop.exit and model.loop.exit.only_trained:
+        return model.replace(loop=model.loop.replace(exit=None))
+    return model
 
 
 def exit_of(model: Model) -> Exit | None:

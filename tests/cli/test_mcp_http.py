@@ -47,8 +47,9 @@ def test_who_shows_no_token_is_not_let_in_and_who_guesses_has_to_wait() -> None:
             await door({"type": "http", "headers": headers, "client": (address, 1)}, None, send)
         return found
 
-    door, right = TokenDoor(application, TOKEN), f"Bearer {TOKEN}".encode()
-    wrong = [None, b"", b"Bearer ", TOKEN.encode(), b"Basic x", right + b"x", b"Bearer \xff", right]
+    token = "ein Schlüssel der Tests"
+    door, right = TokenDoor(application, token), f"Bearer {token}".encode()
+    wrong = [None, b"", b"Bearer ", token.encode(), b"Basic x", right + b"x", b"Bearer \xff", right]
     assert run(lambda: statuses(wrong, "127.0.0.1")) == [401] * 7 + [200]
     guesses = [f"Bearer guess {n}".encode() for n in range(GUESSES + 1)]
     assert run(lambda: statuses([*guesses, right], "127.0.0.2")) == [401] * GUESSES + [429, 429]

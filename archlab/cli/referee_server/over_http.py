@@ -52,7 +52,7 @@ class TokenDoor:
         """Raises TooOften."""
         address = (scope.get("client") or [""])[0]
         found: bool = self._tries.is_right(
-            address, "token", shown, lambda told: hmac.compare_digest(told.encode(), self._token)
+            address, "token", shown, lambda told: hmac.compare_digest(told.encode("latin1"), self._token)
         )
         return found
 
