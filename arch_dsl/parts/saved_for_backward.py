@@ -43,6 +43,8 @@ def kept_of(activation: str) -> tuple[int, bool]:
 
 def by_periods(kept: Callable[[int], int], tokens: int, period: int) -> int:
     """`kept(tokens)` of a recurrence in chunks, which divide a period; beyond three of these it grows in proportion."""
+    if not tokens:
+        return 0
     if tokens <= 3 * period:
         return kept(tokens)
     two, three = (kept(count * period - -tokens % period) for count in (2, 3))

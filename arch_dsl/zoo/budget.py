@@ -27,7 +27,7 @@ from archlab.arch_dsl.tree.overrides import layers_of
 
 FEWEST_HEADS, NARROWEST_HEAD, FEWEST_LAYERS = 4, 16, 2
 MOST_OFF = 0.25  # of the parameters asked for
-_NEAR = 6  # sizes whose count is further off than by this factor are not looked at
+_NEAR = 2  # sizes whose count is further off than by this factor are not looked at
 NOT_COUNTED = ("embedding", "embed", "unembedding")
 
 
@@ -48,7 +48,7 @@ class Budget(Spec):
 
 def body(model: Model) -> int:
     """Parameters of a resolved model without its tables of tokens and positions, in layers too."""
-    total = cost(model, tokens=1)
+    total = cost(model, tokens=0)  # so that what training keeps is not worked out
     parts = (total, *(total.children[name] for name in model.stacks() if name))
     return total.non_embedding - sum(
         part.children[name].non_embedding for part in parts for name in NOT_COUNTED if name in part.children
@@ -71,9 +71,12 @@ def solve(model: Model, budget: Budget, parameters: int) -> list[Setting]:
         return counted(next(_candidates(model, budget, [width])))
 
     widths = list(_widths(budget.head_dim))
-    first = min(bisect_left(widths, parameters / _NEAR, key=least), len(widths) - 1)
+    beyond = 1  # sizes are looked at from the narrow side: wide ones are deep, and take longest
+    while beyond < len(widths) and least(widths[beyond]) < parameters / _NEAR:
+        beyond *= 2
+    first = bisect_left(widths, parameters / _NEAR, beyond // 2, min(beyond, len(widths)), key=least)
     found: tuple[float, int, dict[str, Any]] | None = None
-    for changes in _candidates(model, budget, widths[first:]):
+    for changes in _candidates(model, budget, widths[max(first - 1, 0) :]):
         count = counted(changes)
         off = abs(math.log(count / parameters))
         if found is None or off < found[0] - 1e-12:
