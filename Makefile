@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
+# Where it is set each process compiles all sources anew, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help study dashboard docs site lock audit golden test test-slow test-all storm partitions fuzz check bench venv venv-dev
 

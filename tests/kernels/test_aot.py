@@ -82,9 +82,9 @@ def test_what_is_built_is_what_the_committed_report_lists_and_some_compile() -> 
 
 @pytest.mark.slow
 def test_some_of_each_kind_compile_for_an_h100_as_the_committed_report_says() -> None:
-    kinds = {"-".join(name.split("-")[:2]): name for name in of(90)}  # of the same op and direction the last
+    kinds = {"-".join(name.split("-")[:2]): name for name in reversed(of(90))}  # of the same op and direction the first
     others = sorted(of(90).keys() - kinds.values())
-    hold(json.loads(run("-c", PROGRAM, "90", *kinds.values(), *others[::10])), 90)
+    hold(json.loads(run("-c", PROGRAM, "90", *kinds.values(), *others[::20])), 90)
 
 
 @pytest.mark.slow

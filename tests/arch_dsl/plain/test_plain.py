@@ -206,7 +206,7 @@ def test_computes_the_same_in_an_interpreter_with_torch_alone(written: dict[str,
 
 @pytest.mark.slow
 def test_the_other_models_compute_the_same_in_an_interpreter_with_torch_alone(tmp_path: Path):
-    tried = [*models(often=False).items()][:: 1 if ALL else 2]
+    tried = [*models(often=False).items()][:: 1 if ALL else 4]
     computes_the_same({name: (model, to_python(model)) for name, model in tried}, tmp_path)
 
 
