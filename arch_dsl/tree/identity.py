@@ -115,12 +115,20 @@ def diff(before: Spec, after: Spec) -> list[Change]:
 
 
 def _diff_layers(before: list[Block], after: list[Block], path: str, changes: list[Change]) -> None:
-    """The differences of layers that both have, equal ones of equal layers once."""
+    """The differences of layers that both have, each once with the layers that have it; what all have names none."""
     pairs: dict[tuple[Block, Block], list[int]] = {}
     for depth, pair in enumerate(zip(before, after, strict=False)):
         pairs.setdefault(pair, []).append(depth)
+    found: dict[tuple[str, str, str], tuple[Change, list[int]]] = {}
     for (old, new), depths in pairs.items():
-        _diff(_tree(old), _tree(new), path if len(pairs) == 1 else f"{path}[{ranges(depths)}]", changes)
+        own: list[Change] = []
+        _diff(_tree(old), _tree(new), "", own)
+        for change in own:
+            key = (change.path, brief_text(change.before), brief_text(change.after))
+            found.setdefault(key, (change, []))[1].extend(depths)
+    for change, depths in found.values():
+        where = path if len(depths) == sum(map(len, pairs.values())) else f"{path}[{ranges(sorted(depths))}]"
+        changes.append(Change(f"{where}.{change.path}" if change.path else where, change.before, change.after))
 
 
 class _Ordered(dict[str, Any]):

@@ -191,3 +191,17 @@ def test_a_difference_says_of_which_layers_it_speaks():
     ]
     assert arch_dsl.diff(other, model({"1::2": {"block.attention.mask": WINDOW, "block.ffn": None}})) == []
     assert [str(c) for c in arch_dsl.diff(other, model({}, n_layers=5))][-1] == "n_layers: 4 → 5"
+
+
+def test_what_differs_alike_in_unlike_layers_is_told_once():
+    base, windows = model({}), {"1::2": {"block.attention.mask": WINDOW}}
+    other = model({**windows, "0,1": {"block.ffn.width": 32}, "2,3": {"block.ffn.width": 16}})
+    told = [f"{change.path} {change.after}" for change in arch_dsl.diff(base, other)]
+    assert told == [
+        "block[0-1].ffn.width 32",
+        "block[1,3].attention.mask.type window",
+        "block[1,3].attention.mask.size 3",
+        "block[2-3].ffn.width 16",
+    ]
+    both = model({**windows, "0::1": {"block.ffn.width": 32}})
+    assert "block.ffn.width" in [change.path for change in arch_dsl.diff(base, both)]

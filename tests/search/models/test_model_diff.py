@@ -128,5 +128,6 @@ def test_a_branch_that_one_model_has_alone_is_told_by_its_members_or_fields(fold
     assert re.search(r"parallel +none +parallel mamba2, attention", told)
     assert re.search(r"attention: heads 32, kv_heads 8, head_dim 128,\s+none", told)
     hybrid = archlab("diff", "llama3", "lfm2").stdout
-    assert "block[0-1,3-4,6-7,… 10 layers].ffn" in hybrid and "block[2,5,8,… 6 layers].attention" in hybrid
+    assert "block[0-1,3-4,6-7,… 10 layers]" in hybrid and "block[2,5,8,… 6 layers].attention" in hybrid
+    assert hybrid.count("4608") == 1, "the width of every feed-forward is told once"
     assert re.search(r"conv +none +glu: width 1024, activation identity,", hybrid)
