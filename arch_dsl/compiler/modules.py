@@ -110,7 +110,7 @@ class LanguageModel(Constrained):
 
         At most LOSS_CHUNK logits are held at a time; with more, gradients are computed with the forward pass. With
         `z_loss` the mean of z_loss log^2 Z over the same targets, Z = sum exp(logits) (arXiv:2204.02311, section 5),
-        is left in `call.losses`.
+        is left in `call.losses`; the mean loss has its gradient already.
         """
         call = call or Call()
         return self.loss_of(self.hidden(tokens, call), targets, call, reduction, z_loss)
@@ -118,21 +118,22 @@ class LanguageModel(Constrained):
     def loss_of(self, hidden: Tensor, targets: Tensor, call: Call, reduction: str, z_loss: float) -> Tensor:
         """The loss of a stream after the last norm."""
         count = (targets != -100).sum()
-        if reduction == "none":
-            found, squares = self.losses(hidden, targets, bool(z_loss))
-        else:
-            found, squares = self.loss_sums(hidden, targets, z_loss)
+        rows = reduction == "none"
+        found, squares = self.losses(hidden, targets, bool(z_loss)) if rows else self.loss_sums(hidden, targets, z_loss)
         if squares is not None:
             call.losses["z_loss"] = z_loss * squares.sum() / count
-        return found if reduction == "none" else found / count
+        return found if rows else found / count
 
     def loss_sums(self, hidden: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor | None]:
-        """The sum of the cross-entropies of a stream's targets, and that of log^2 Z if it is weighted."""
+        """The sum of a stream's cross-entropies, with the gradient of both, and that of log^2 Z if it is weighted."""
         if self.takes_op(targets):
             total, square = self._by_op(hidden, targets, z_loss, "sum")
-            return total, square if z_loss else None
+            return (total - z_loss * square, square) if z_loss else (total, None)
         losses, squares = self.losses(hidden, targets, bool(z_loss))
-        return losses.sum(), None if squares is None else squares.sum()
+        if squares is None:
+            return losses.sum(), None
+        square = squares.sum()
+        return losses.sum() + z_loss * (square - square.detach()), square.detach()
 
     def losses(self, hidden: Tensor, targets: Tensor, squares: bool = False) -> tuple[Tensor, Tensor | None]:
         """The cross-entropy `[batch, time]` of every target, 0 where it is -100, from a stream; log^2 Z if asked."""
@@ -329,8 +330,7 @@ def compile(
     `backend` forces an implementation of all ops (`reference`, `torch`, `triton`) or leaves the choice to each node
     (`auto`), unless ARCHLAB_KERNELS forces one. Of a node that falls back from what is faster on the device is warned,
     once for each op in a process. `dtype` is the one computed in (that of autocast, where that is used); parameters are
-    float32.
-    Raises SpecError if the spec is not resolved or makes no sense.
+    float32. Raises SpecError if the spec is not resolved or makes no sense.
     """
     spec = resolve(spec)
     backend = (forced() or backend) if backend == "auto" else backend

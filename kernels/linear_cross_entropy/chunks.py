@@ -1,8 +1,8 @@
 """The loss from the last stream and the output table in chunks of rows: the memory of one chunk of logits.
 
 With the reduction `sum` gradients are computed with the forward pass, as logits are there (three products in all, as in
-arXiv:2410.10989, section 3.2): those of losses + z log^2 Z, which any others are computed anew for. Without a reduction
-what comes back is known only in the backward pass, which computes the logits again (four products).
+arXiv:2410.10989, section 3.2): those of losses + z log^2 Z. Without a reduction what comes back is known only in the
+backward pass, which computes the logits again (four products).
 
 The op stands behind operators of torch, which graphs capture, for whoever computes the rows: `family` is `torch` or
 `triton`. Operands come in the dtype that they are to have: autocast is off inside, where it would cast what is summed.
@@ -123,9 +123,9 @@ def run(
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, table, bias))
     if trained and reduction == "sum":
         loss, square, *_ = _sums(hidden, table, targets, bias, scale, softcap, z, rows, family)
-        return loss, square if z else square.detach()
+        return loss, square
     losses, squares, _ = _rows(hidden, table, targets, bias, scale, softcap, rows, family)
-    return (losses, squares) if reduction == "none" else (losses.sum(), squares.sum())
+    return (losses, squares) if reduction == "none" else ((losses + z * squares).sum(), squares.sum())
 
 
 def _by(family: str) -> Rows:
@@ -167,28 +167,14 @@ def _rows_backward(
 def _sums(
     hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
     scale: float, softcap: float | None, z: float, rows: int, family: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The sums of losses and log^2 Z, log Z `[N]`, and the gradients of the first and z times the second."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sums of losses + z log^2 Z and of log^2 Z, and the gradients of the first."""
     with torch.autocast(hidden.device.type, enabled=False):
         inputs = Inputs.of(hidden, table, targets, bias)
         gradients = Gradients(inputs, scale)
-        losses, squares, log_z = measured(inputs, Form(scale, softcap, z), rows, _by(family), gradients)
-    return losses.sum(), squares.sum(), log_z, *gradients.found()
-
-
-@custom_op("linear_cross_entropy_sums_backward")
-def _sums_backward(
-    dloss: Tensor, dsquare: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
-    found: list[Tensor], scale: float, softcap: float | None, z: float, rows: int, family: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Those of `_sums`, which `found` log Z and them, times dloss. With z the device is waited for, to see that this is
-    what is asked for."""
-    log_z, dhidden, dtable, dbias = found
-    if z and not bool(torch.isclose(dsquare, z * dloss, rtol=1e-5, atol=0.0)):
-        both = dloss.expand_as(log_z), dsquare.expand_as(log_z)
-        again: Three = _rows_backward(*both, hidden, table, targets, bias, log_z, scale, softcap, rows, family)
-        return again
-    return _like((dhidden * dloss, dtable * dloss, dbias * dloss), hidden, table, bias)
+        losses, squares, _ = measured(inputs, Form(scale, softcap, z), rows, _by(family), gradients)
+    square = squares.sum()
+    return losses.sum() + z * square, square, *gradients.found()
 
 
 def _like(found: Three, hidden: Tensor, table: Tensor, bias: Tensor | None) -> Three:
@@ -213,22 +199,26 @@ def _(hidden: Tensor, *rest: Any) -> Three:
 def _(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     row = at_least_float32(hidden).new_empty(hidden.shape[0])
     dhidden, dtable, dbias = _shapes(hidden, table, bias)
-    return row.new_empty(()), row.new_empty(()), row, dhidden, dtable.to(row.dtype), dbias.to(row.dtype)
+    return row.new_empty(()), row.new_empty(()), dhidden, dtable.to(row.dtype), dbias.to(row.dtype)
 
 
-def _shapes_backward(
+@_rows_backward.register_fake
+def _(
     dlosses: Tensor, dsquares: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any
-) -> Three:
+) -> Three:  # fmt: skip
     return _shapes(hidden, table, bias)
 
 
-_rows_backward.register_fake(_shapes_backward)
-_sums_backward.register_fake(_shapes_backward)
+def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The tensors, log Z and the numbers."""
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(*inputs[:4], output[2])
+    ctx.numbers = inputs[4:]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """The tensors and what was computed of them, from the log Z on; and the numbers."""
-    ctx.mark_non_differentiable(*output[2:])
+def _keep_sums(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The gradients that were computed, and the tensors whose dtypes they are to have."""
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs[:4], *output[2:])
     ctx.numbers = inputs[4:]
 
@@ -237,9 +227,10 @@ def _differentiate_rows(ctx: Any, dlosses: Tensor, dsquares: Tensor, _: Tensor |
     return _gradients(ctx, _rows_backward(dlosses, dsquares, *ctx.saved_tensors, *ctx.numbers))
 
 
-def _differentiate_sums(ctx: Any, dloss: Tensor, dsquare: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors, found = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
-    return _gradients(ctx, _sums_backward(dloss, dsquare, *tensors, found, *ctx.numbers))
+def _differentiate_sums(ctx: Any, dloss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    hidden, table, _targets, bias, *found = ctx.saved_tensors
+    dhidden, dtable, dbias = (gradient * dloss for gradient in found)
+    return _gradients(ctx, _like((dhidden, dtable, dbias), hidden, table, bias))
 
 
 def _gradients(ctx: Any, found: Three) -> tuple[Tensor | None, ...]:
@@ -247,5 +238,5 @@ def _gradients(ctx: Any, found: Three) -> tuple[Tensor | None, ...]:
     return dhidden, dtable, None, None if ctx.saved_tensors[3] is None else dbias, *[None] * len(ctx.numbers)
 
 
-_rows.register_autograd(_differentiate_rows, setup_context=_keep)
-_sums.register_autograd(_differentiate_sums, setup_context=_keep)
+_rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
+_sums.register_autograd(_differentiate_sums, setup_context=_keep_sums)

@@ -17,8 +17,8 @@ def linear_cross_entropy(
     l = softcap(scale (hidden table^T + bias)), softcap(x) = c tanh(x / c) (arXiv:2408.00118, section 2). hidden is
     `[N, D]`, table `[V, D]`, targets `[N]`, of which -100 is ignored (both results are 0), bias `[V]`.
 
-    Both are `[N]`, or their sums with the reduction `sum`. Then training with losses + z * squares is expected: of
-    squares there is no gradient where z is 0. `rows` of logits are held at a time by implementations that can do so.
+    Both are `[N]`. With the reduction `sum` the first is the sum of losses + z squares, and the second that of squares,
+    without a gradient. `rows` of logits are held at a time by implementations that can do so.
     """
     logits = scale * F.linear(*(None if x is None else at_least_float32(x) for x in (hidden, table, bias)))  # type: ignore[arg-type]
     if softcap is not None:
@@ -29,4 +29,4 @@ def linear_cross_entropy(
     losses, squares = (log_z - own).masked_fill(ignored, 0), log_z.square().masked_fill(ignored, 0)
     if reduction == "none":
         return losses, squares
-    return losses.sum(), squares.sum() if z else squares.sum().detach()
+    return (losses + z * squares).sum(), squares.sum().detach()

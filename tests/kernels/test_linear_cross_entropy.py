@@ -22,11 +22,10 @@ def function(family: str) -> Any:
     return OP.reference if family == "reference" else OP.implementations[family].load()
 
 
-def trained(family: str, inputs: dict[str, Tensor], case: Case, *douts: float) -> list[Tensor]:
-    """The sums and the gradients of their sum with these weights."""
+def trained(family: str, inputs: dict[str, Tensor], case: Case, weight: float) -> list[Tensor]:
+    """The sums and the gradients of the first with this weight."""
     loss, square = function(family)(**inputs, **case.fixed(DEVICE.kind))
-    whole = douts[0] * loss + douts[1] * square
-    return [loss, square, *torch.autograd.grad(whole, list(inputs.values()))]
+    return [loss, square, *torch.autograd.grad(weight * loss, list(inputs.values()))]
 
 
 def assert_near(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
@@ -43,22 +42,29 @@ def test_gradients_computed_with_the_forward_pass_match_float64(
     if family == "triton" and dtype == torch.float64:
         pytest.skip("Triton computes in float32")
     case = CASES[name]
-    z = case.arguments["z"]
     inputs = made(OP, case, DEVICE, dtype)
     wide = {key: x.detach().double().requires_grad_() for key, x in inputs.items()}
-    want = trained("reference", wide, case, 3.0, 3.0 * z)
+    want = trained("reference", wide, case, 3.0)
     monkeypatch.setattr(chunks, "_rows_backward", None)  # nothing is computed again
-    got = trained(family, inputs, case, 3.0, 3.0 * z)
+    got = trained(family, inputs, case, 3.0)
     assert_near(got, want, 1e-12 if dtype == torch.float64 else OP.tolerances[dtype])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_other_weights_than_expected_are_computed_again(family: str) -> None:
+@pytest.mark.parametrize("family", ("reference", *FAMILIES))
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_sum_has_its_weighted_squares_and_their_gradient(family: str, trains: bool) -> None:
     case = CASES["loss_sum_everything"]
     inputs = made(OP, case, DEVICE, torch.float32)
     wide = {key: x.detach().double().requires_grad_() for key, x in inputs.items()}
-    for douts in ((1.0, 0.0), (0.0, 2.0), (2.0, 1.0)):
-        assert_near(trained(family, inputs, case, *douts), trained("reference", wide, case, *douts), 1e-5)
+    losses, squares = OP.reference(**wide, **{**case.fixed(DEVICE.kind), "reduction": "none"})
+    whole = losses.sum() + case.arguments["z"] * squares.sum()
+    with torch.set_grad_enabled(trains):
+        loss, square = function(family)(**inputs, **case.fixed(DEVICE.kind))
+    assert_near([loss, square], [whole, squares.sum()], 1e-5)
+    assert loss.requires_grad == trains and not square.requires_grad
+    if trains:
+        got = torch.autograd.grad(loss, list(inputs.values()))
+        assert_near([*got], [*torch.autograd.grad(whole, list(wide.values()))], 1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100])
