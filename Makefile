@@ -16,7 +16,7 @@ DEV := $(VENV)/.installed-dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs site lock audit golden test test-slow test-all storm partitions fuzz check bench venv venv-dev
+.PHONY: help study dashboard docs site lock audit golden test test-slow test-all storm partitions fuzz check bench gpu venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ golden: $(DEV) ## write what the variants of every study are, and the list of st
 
 bench: $(DEV) ## measure ours beside what a user could pick instead
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+gpu: $(BASE) ## check and measure the card of this machine, in 22 minutes at most: gpu-report-<card>.md to keep or to send
+	$(BIN)/archlab bench --gpu
 
 venv: $(BASE) ## install what a study needs
 

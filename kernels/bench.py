@@ -143,7 +143,14 @@ def call(
     return lambda: with_gradients(function, tensors, fixed, douts)
 
 
-def _asked(op: Op, case: Case) -> dict[str, Any]:
+def least_seconds(op: Op, case: Case, device: Device, dtype: torch.dtype, top: Ceilings) -> float:
+    """What a forward pass of a case takes at the machine's ceilings, by the bytes and FLOPs that the op counts."""
+    tensors, fixed = inputs(op, case, device, dtype), case.fixed(device.kind)
+    return max(op.bytes(**tensors, **fixed) / top.bytes_per_s, op.flops(**tensors, **fixed) / top.flops_per_s[dtype])
+
+
+def asked(op: Op, case: Case) -> dict[str, Any]:
+    """The options that a case asks of its op."""
     meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
     return op.ask(**meta, **case.fixed())
 
@@ -151,7 +158,7 @@ def _asked(op: Op, case: Case) -> dict[str, Any]:
 def serves(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> str | None:
     """Why an implementation cannot compute a case here; None if it can."""
     implementation = op.implementations[name]
-    return implementation.missing() or implementation.supports(Ask(device, dtype, _asked(op, case)))
+    return implementation.missing() or implementation.supports(Ask(device, dtype, asked(op, case)))
 
 
 def tolerance(op: Op, name: str, dtype: torch.dtype) -> float:
@@ -184,7 +191,7 @@ def trusted(op: Op, name: str, device: Device, dtype: torch.dtype) -> str | None
 
 def chosen(op: Op, case: Case, device: Device, dtype: torch.dtype) -> str:
     """The name of the implementation that a model gets for a case."""
-    choice = select(op.name, device, dtype, **_asked(op, case))
+    choice = select(op.name, device, dtype, **asked(op, case))
     return next((n for n, i in op.implementations.items() if choice.reason.startswith(i.why)), "reference")
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels import interpret
+from archlab.kernels import interpret, verdicts
+from archlab.kernels.device import Device
 from archlab.kernels.op import Ask, Call, Implementation
 
 OLDEST = (8, 0)
@@ -143,7 +144,26 @@ def in_triton(
         found: Call = getattr(import_module(f"archlab.kernels.{folder or name}.triton"), name)
         return found
 
-    return Implementation("triton", load, why, supports, declines, missing)
+    return Implementation(
+        "triton",
+        load,
+        why,
+        lambda ask: supports(ask) or _verdict(name, ask, wrong=True),
+        lambda ask: declines(ask) or _verdict(name, ask, wrong=False),
+        missing,
+    )
+
+
+def verdicts_of(card: str) -> Path:
+    """Where what a card found wrong or slow stands."""
+    return WINNERS / f"{card}.verdicts.json"
+
+
+def _verdict(op: str, ask: Ask, wrong: bool) -> str | None:
+    """What the card here has against the kernels of an op, where it is the card that is asked about."""
+    if ask.device.kind != "cuda" or not card() or ask.device != Device.current():
+        return None
+    return verdicts.objection(verdicts_of(card()), op, ask, wrong)
 
 
 def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,30 +1,43 @@
-"""The verb `bench`: how fast the ops are on this machine, and `--tune`, which finds the tiles of its card."""
+"""The verb `bench`: how fast the ops are here; the tiles of its card (`--tune`), and all of the card (`--gpu`)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from archlab.cli.kit import INVALID, JSON, fail, verb
 
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
 
 @click.command()
 @click.option("--op", "ops", multiple=True, metavar="OP", help="One op; may be repeated. By default all.")
 @click.option("--tune", "asked", is_flag=True, help="Find the fastest tiles of each Triton kernel on this card.")
+@click.option(
+    "--gpu", "whole", is_flag=True, help="Check and measure all of this card, in 22 minutes at most, and report it."
+)
+@click.option("--to", "folder", type=FOLDER, default=".", help="Where --gpu writes its report. By default here.")
 @JSON
 @verb
-def bench(ops: tuple[str, ...], asked: bool, as_json: bool) -> None:
+def bench(ops: tuple[str, ...], asked: bool, whole: bool, folder: Path, as_json: bool) -> None:
     """Time each op as models get it on this machine, forward and with its gradients, beside its plain formula.
 
     With --tune the winners are written to kernels/tuned/<card>.json, which every later model on such a card uses.
+    With --gpu kernels are checked and tuned, ops and training steps timed, and a study is run. The report says what
+    fell short. Kernels that are wrong there, or slower than what models would get without them, are not used there any
+    more.
     """
     from archlab import kernels
 
     if unknown := [name for name in ops if name not in kernels.OPS]:
         fail(f"there is no op {', '.join(unknown)}; there are {', '.join(kernels.OPS)}", INVALID)
+    if whole:
+        _report(folder)
+        return
     if asked:
         _tune(ops)
         return
@@ -64,23 +77,31 @@ def _rows(ops: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _tune(ops: tuple[str, ...]) -> None:
-    """The fastest tiles of all kernels that the workloads launch, with gradients, in bfloat16."""
-    import torch
+    """The fastest tiles of all kernels that the workloads launch."""
+    from archlab.cli.gpu_report.sections import tiles
+    from archlab.kernels import Device
 
-    from archlab.kernels import Device, launch, tune
-    from archlab.kernels import bench as measured
+    _needs_card("tiles are tuned on the card that they are for")
+    for row in tiles(Device.current(), ops):
+        click.echo(row["tiles"])
 
-    device = Device.current()
-    if device.kind != "cuda":
-        fail("there is no CUDA device here: tiles are tuned on the card that they are for", INVALID)
-    for op, case in measured.workloads(device):
-        name = measured.chosen(op, case, device, torch.bfloat16)
-        if name != "triton" or (ops and op.name not in ops):
-            continue
-        call = measured.call(op, name, case, device, torch.bfloat16, gradients=True)
-        seconds = lambda timed: measured.in_turns({"it": timed}, device, 3)["it"]  # noqa: E731
-        winners = tune.tune(call, seconds, op.tolerances[torch.bfloat16], click.echo)
-        click.echo(f"{op.name} {case.name}: written to {tune.write(launch.card(), winners)}")
+
+def _report(folder: Path) -> None:
+    """The report of this card, and its verdicts."""
+    from archlab.cli.gpu_report.report import written
+
+    _needs_card("the report is of one")
+    file, fell_short = written(folder, click.echo)
+    click.echo(
+        "\n".join(["", *(f"fell short: {each}" for each in fell_short), f"written to {file} and {file.stem}.json"])
+    )
+
+
+def _needs_card(why: str) -> None:
+    from archlab.kernels import Device
+
+    if Device.current().kind != "cuda":
+        fail(f"there is no CUDA device here: {why}", INVALID)
 
 
 VERBS = (bench,)
