@@ -186,8 +186,9 @@ class StackModule(nn.Module):
     def add_layers(self, spec: Stack, ctx: BuildContext) -> None:
         """Builds the parts of the stack, in their order."""
         self.prompt = table((spec.prompt, ctx.d_model), normal(ctx.std)) if spec.prompt else None
-        parts = (part for block in spec.layers() for _, part in walk(block))
+        parts = [part for block in spec.layers() for _, part in walk(block)]
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
+        self.reads_prefix = any(getattr(part, "reads_prefix", False) for part in parts)
         self.embed = build_site(spec.embed, ctx.where(documents=self.keeps_documents_apart), "embed")
         self.streams = StreamEnds(spec.streams, ctx) if spec.streams is not None else None
         places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
@@ -209,9 +210,11 @@ class StackModule(nn.Module):
         """The stream after the last norm, from the token embeddings."""
         if self.prompt is None or (call.state is not None and call.state.tokens):
             return self._through(stream, call)
-        count = len(self.prompt)
-        prompt = self.prompt.to(stream.dtype).expand(len(stream), -1, -1)
-        return self._through(torch.cat([prompt, stream], 1), _prompted(call, count))[:, count:]
+        count = self.prompt.shape[0]
+        prompt = self.prompt.to(stream.dtype).expand(stream.shape[0], -1, -1)
+        moved = call.positions is not None or call.padding is not None or self.reads_prefix
+        call = call.behind(count) if moved else call
+        return self._through(torch.cat([prompt, stream], 1), call)[:, count:]
 
     def applied(self, layer: nn.Module, stream: Tensor, call: Call) -> Tensor:
         """What a layer makes of the stream, with nothing of it kept where that is asked."""
@@ -322,19 +325,6 @@ def _skips(spec: Stack, ctx: BuildContext) -> nn.ModuleDict:
     places = {str(depth): ctx.at(f"skips.{depth}", depth=depth) for depth in range(spec.n_layers)}
     sites = {depth: [(item.type, item.build(place)) for item in spec.skips] for depth, place in places.items()}
     return nn.ModuleDict({depth: Site(items, places[depth].path) for depth, items in sites.items()})
-
-
-def _prompted(call: Call, count: int) -> Call:
-    """The call as it is with so many vectors before its tokens."""
-    positions = call.positions
-    if positions is not None:
-        positions = torch.cat([positions[:1] + torch.arange(count, device=positions.device), positions + count])
-    return dataclasses.replace(
-        call,
-        positions=positions,
-        prefix=None if call.prefix is None else call.prefix + count,
-        padding=None if call.padding is None else nn.functional.pad(call.padding, (count, 0)),
-    )
 
 
 def _recomputed(layer: nn.Module, stream: Tensor, call: Call) -> Tensor:

@@ -161,6 +161,18 @@ class Call:
         """The same call with nothing carried from layer to layer yet. Losses and measures go to this call's own."""
         return dataclasses.replace(self, across={})
 
+    def behind(self, count: int) -> Self:
+        """What the call says of its tokens, with so many vectors before them."""
+        positions, prefix, padding = self.positions, self.prefix, self.padding
+        if positions is not None:
+            positions = torch.cat([positions[:1] + torch.arange(count, device=positions.device), positions + count])
+        return dataclasses.replace(
+            self,
+            positions=positions,
+            prefix=None if prefix is None else prefix + count,
+            padding=None if padding is None else torch.nn.functional.pad(padding, (count, 0)),
+        )
+
     def after(self, offset: int) -> Self:
         """The call as layers see it after so many that a loop has applied again. Itself where nothing is decoded and
         nobody watches."""

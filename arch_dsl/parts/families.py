@@ -161,13 +161,15 @@ class Weights(Primitive):
 class Mask(Primitive):
     """Says which key positions a query position may read.
 
-    `window` is how many keys decoding needs to hold, None for all. A mask that `looks_ahead` reads positions that come
+    `window` is how many keys decoding needs to hold, None for all; `leading` how many of them are the first of the
+    sequence, where the others are the last. A mask that `looks_ahead` reads positions that come
     later, so that no causal objective can train it and it cannot decode; one that `reads_prefix` does so only within
     the prefix that a call gives.
     """
 
     noun: ClassVar[str] = "mask"
     window: ClassVar[int | None] = None
+    leading: ClassVar[int] = 0
     looks_ahead: ClassVar[bool] = False
     reads_prefix: ClassVar[bool] = False
     documents: bool = added(default=False)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from archlab.arch_dsl.compiler.modules import Decoder, LanguageModel
+from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.model.model import DecoderModel, Model, cost, kept, resolve
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.families import Primitive
@@ -50,8 +51,8 @@ def to_python(spec: Model, title: str = "") -> str:
     spec = kept(resolve(spec))
     if not isinstance(spec, DecoderModel):
         raise Unexportable("a model with an encoder: only decoders are written down")
-    if spec.prompt:
-        raise Unexportable("a model with a learned prompt: only what reads tokens alone is written down")
+    if spec.prompt and any(getattr(part, "reads_prefix", False) for _, part in walk(tuple(spec.layers()))):
+        raise Unexportable("a model with a learned prompt and a prefix mask: a file takes the prefix of tokens alone")
     if spec.depths:
         raise Unexportable("a model with depths: a file has one set of positions for all rows")
     recorder = Recorder()

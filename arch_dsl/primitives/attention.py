@@ -17,6 +17,7 @@ from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.parts.layers import Linear, Site, normal, table
 from archlab.arch_dsl.primitives import earlier_keys
 from archlab.arch_dsl.primitives.branch import projections_of
+from archlab.arch_dsl.primitives.heads import MultiHead, Sizes
 from archlab.arch_dsl.primitives.low_rank import AdaptedModule, LowRank, check_low_rank, low_rank_cost
 from archlab.arch_dsl.primitives.low_rank import normal as normal_updates
 from archlab.arch_dsl.primitives.self_attention import SelfAttention
@@ -29,7 +30,7 @@ class Attention(SelfAttention):
     """softmax(scale q k^T + scores) v, per head, then one output map (arXiv:1706.03762, eq. 1).
 
     `kv_heads` groups query heads over fewer keys and values (arXiv:2305.13245); it defaults to `heads`, `head_dim` to
-    d_model / heads, and `scale` to 1 / sqrt(head_dim). Of the linear maps named in `bias` each has one; those named in
+    d_model / heads, `value_dim`, the channels of a value, to `head_dim`, and `scale` to 1 / sqrt(head_dim). Of the linear maps named in `bias` each has one; those named in
     `zero` start at zero. With `queries: positions` the queries come from a learned table of positions instead of the
     stream: the layer on top of PanGu-alpha (arXiv:2104.12369, section 2.2). With `memory` every query also reads that
     many learned keys and values, as in prefix tuning (arXiv:2101.00190, section 4.2; arXiv:1907.01470, eq. 9). The
@@ -50,10 +51,12 @@ class Attention(SelfAttention):
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0, "queries": "positions"},
         {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
         {"heads": 4, "kv_heads": 2, "kv": "earlier", "query": ["rope"], "key": ["rope"], "bias": True},
+        {"heads": 4, "kv_heads": 2, "value_dim": 6, "value": ["rmsnorm"], "sdpa": ["rmsnorm"]},
         {"heads": 4, "concat": "embeddings", "pre": ["rmsnorm"], "query": ["rope"], "key": ["rope"]},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
     queries: Literal["hidden", "positions"] = added(default="hidden")
+    value_dim: Count | None = added(default=None)
     memory: Count | None = added(default=None)
     kv: Literal["own", "earlier"] = added(default="own")
     switch: tuple[Switch, ...] = added(default=())
@@ -67,7 +70,17 @@ class Attention(SelfAttention):
 
     def resolve(self, ctx: BuildContext) -> Self:
         spec: Self = earlier_keys.without_own(super().resolve(ctx))
+        if spec.value_dim == MultiHead.sizes(spec).value_dim:
+            spec = spec.replace(value_dim=None)
         return spec.replace(lora=normal_updates(self.lora, self.updatable()))
+
+    def sizes(self) -> Sizes:
+        found = super().sizes()
+        return found if self.value_dim is None else found._replace(value_dim=self.value_dim)
+
+    def value_heads(self, d_model: int) -> tuple[int, int]:
+        heads, head_dim = super().value_heads(d_model)
+        return heads, self.value_dim or head_dim
 
     @property
     def reads_embeddings(self) -> bool:

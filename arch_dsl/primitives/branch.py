@@ -42,6 +42,11 @@ class Sublayer(Branch):
         """The context of what is inside, with the width of the branch's input."""
         return ctx
 
+    def output_width(self, ctx: BuildContext) -> int | None:
+        """How many channels its `output_projection` reads, the linear map with which it ends; None where it has none,
+        or several."""
+        return None
+
     def outer_cost(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
         """The cost of the three sites."""
         ctx = self.placed(ctx)

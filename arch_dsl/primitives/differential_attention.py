@@ -44,6 +44,7 @@ class DifferentialAttention(Attention):
         "kv", "query", "key", "value", "mask", "scores", "sdpa", "memory", "switch", "share",
     )  # fmt: skip
     weights: ClassVar[Weights] = Softmax()  # type: ignore[misc]  # no field: a difference of two softmaxes
+    value_dim: ClassVar[None] = None  # type: ignore[misc]  # no field: two head_dim
     examples = (
         {"heads": 2, "kv_heads": 1, "query": ["rope"], "key": ["rope"]},
         {"heads": 2, "head_dim": 6, "bias": True, "sdpa": ["rmsnorm", "differential_scale"], "scores": ["forget_gate"]},

@@ -45,6 +45,9 @@ class FeedForward(Widened):
     def resolve(self, ctx: BuildContext) -> Self:
         return super().resolve(ctx).replace(lora=normal(self.lora, self.inputs))
 
+    def output_width(self, ctx: BuildContext) -> int | None:
+        return self.width or self.default_width(ctx.d_model)
+
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
         parts = {f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width) for name in self.inputs}

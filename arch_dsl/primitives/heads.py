@@ -35,7 +35,7 @@ class MultiHead(Headed):
     maps: ClassVar[int] = 1  # softmaxes of a head, each with queries and keys of its own
     ops: ClassVar[tuple[str, ...]] = ("attention",)
     order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "kv", "query",
+        "pre", "post", "join", "heads", "kv_heads", "head_dim", "value_dim", "bias", "zero", "scale", "queries", "kv", "query",
         "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "concat", "lora", "share",
     )  # fmt: skip
     heads: Count
@@ -94,6 +94,9 @@ class MultiHead(Headed):
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         return self.kv_heads or self.heads, self.maps * (self.head_dim or d_model // (self.maps * self.heads))
+
+    def output_width(self, ctx: BuildContext) -> int | None:
+        return self.resolve(ctx).widths()["output"] if self.copies("output") == 1 else None
 
     def parts(self, ctx: BuildContext, queries: int, keys: int, attend: Cost) -> dict[str, Cost]:
         """What the maps, the sites and the attention itself cost, in their order; the spec must be resolved."""

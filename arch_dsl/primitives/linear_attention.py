@@ -127,6 +127,9 @@ class LinearAttention(Headed):
         sizes = self.sizes(d_model)
         return sizes.heads, sizes.value_dim
 
+    def output_width(self, ctx: BuildContext) -> int | None:
+        return self.sizes(ctx.d_model).widths()["value"]
+
     def places(self, ctx: BuildContext) -> tuple[BuildContext, BuildContext, BuildContext]:
         """The contexts of queries and keys, of values and outputs, and of the decay."""
         sizes = self.sizes(ctx.d_model)

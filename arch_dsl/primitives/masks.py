@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
-from archlab.arch_dsl.language.spec import Count, Range
+from archlab.arch_dsl.language.spec import Count, Range, added
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Mask
 from archlab.kernels.attention import CAUSAL, FULL, Blocks, Pattern
@@ -50,24 +50,39 @@ class Prefix(Mask):
 class Window(Mask):
     """Position i reads the last `size` positions, itself among them: i - size < j <= i (arXiv:2004.05150, sec. 3.1).
 
+    With `first` it also reads the first positions of the sequence, j < first and j <= i, however far back: attention
+    sinks (arXiv:2309.17453, section 3.2), or the learned vectors of a stack's `prompt`, which stand there (Hymba,
+    arXiv:2411.13676, section 2.3). Decoding holds `size` + `first` keys, and rotates none anew.
+
     By the name `banded` it stands in GPT-3's locally banded layers (arXiv:2005.14165, section 2.1).
     """
 
-    examples = ({"size": 3},)
+    examples = ({"size": 3}, {"size": 3, "first": 2})
 
     version: ClassVar[int] = 2
     size: Count
+    first: Count | None = added(default=None)
 
     @property
     def window(self) -> int:  # type: ignore[override]
-        return self.size
+        return self.size + self.leading
+
+    @property
+    def leading(self) -> int:  # type: ignore[override]
+        return self.first or 0
 
     def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
-        return Pattern(window=self.size)
+        return Pattern(window=self.size, first=self.first)
 
     def pairs(self, tokens: int) -> int:
         size = min(self.size, tokens)
-        return size * (size + 1) // 2 + (tokens - size) * size
+        beyond = tokens - size  # queries that do not read everything before them
+        kept = min(self.leading, beyond)
+        return size * (size + 1) // 2 + beyond * size + kept * (kept + 1) // 2 + (beyond - kept) * kept
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.first and self.documents:
+            yield "first", "are of the first document of a sequence alone, and documents are kept apart; leave one out"
 
 
 Mask.alias("banded", type="window")

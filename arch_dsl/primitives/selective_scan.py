@@ -69,6 +69,9 @@ class SelectiveScan(Sublayer):
     def resolve(self, ctx: BuildContext) -> Self:
         return self if self.dt_rank else self.replace(dt_rank=-(-ctx.d_model // 16))
 
+    def output_width(self, ctx: BuildContext) -> int | None:
+        return self.expand * ctx.d_model
+
     def places(self, ctx: BuildContext) -> dict[str, BuildContext]:
         """The context of each site inside."""
         inside = ctx.where(heads=None, held=False, documents=False)

@@ -86,7 +86,7 @@ class SelfAttention(MultiHead):
         """How many pairs plain products compute of a head where they do it some queries at a time (kernels/attention);
         0 where another implementation is chosen, or all pairs are."""
         kinds = {item.kind for item in self.scores}
-        if self.mask.documents or self.mask.reads_prefix:
+        if self.mask.documents or self.mask.reads_prefix or self.mask.leading:
             return 0
         if pattern.blocks is not None:
             return elements(pattern, tokens)[0] if not self.scores and listed(pattern, tokens) else 0
@@ -116,6 +116,9 @@ class SelfAttention(MultiHead):
             if item.gapless and gaps:
                 message = f"has all later queries read a key, and {self.mask.type} shows it to some of them alone"
                 found.append(Problem(where, f"{item.type} {message}", item.mark()))
+            elif self.mask.leading and item.kind == "bias":
+                message = "numbers keys by their places, and decoding drops those between the first and the window"
+                found.append(Problem(where, f"{item.type} {message}; leave out `first` of the mask", item.mark()))
             elif not self.softmax and item.kind == "sinks":
                 message = f"is a logit of a softmax, and the weights are {self.weights.type}"
                 found.append(Problem(where, f"{item.type} {message}", item.mark()))
@@ -139,6 +142,7 @@ class SelfAttentionModule(MultiHeadModule):
         asked = mask.pattern(spec.sizes().heads, ctx.depth) if pattern is None else pattern
         super().__init__(spec, ctx, asked, documents=mask.documents, prefix=mask.reads_prefix)
         self.window, self.documents, self.reads_prefix = mask.window, mask.documents, mask.reads_prefix
+        self.leading = mask.leading
         self.looks_ahead = mask.looks_ahead
 
     def choose(self, spec: Any, ctx: BuildContext, ask: dict[str, bool]) -> None:
@@ -171,7 +175,7 @@ class SelfAttentionModule(MultiHeadModule):
 
     def held(self, name: str, new: Tensor, call: Call) -> Tensor:
         """`new` `[B, T, …]` after what decoding holds by that name."""
-        return recent(call, self.path, new, self.window, f".{name}")
+        return recent(call, self.path, new, self.window, f".{name}", self.leading)
 
     def masked(self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[B, T, d_model]` from queries, keys and values: what the scores and the mask make of them."""
@@ -198,4 +202,4 @@ class SelfAttentionModule(MultiHeadModule):
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
         """Which of all keys `[batch, keys]` nothing may read; `own` `[batch, time, …]` are the queries of this call."""
-        return padding_of_keys(call, self.path, own, keys.shape[1], self.window)
+        return padding_of_keys(call, self.path, own, keys.shape[1], self.window, self.leading)

@@ -152,6 +152,8 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
             found[f"{where}.heads"] = heads
             if branch.head_dim is not None:
                 found[f"{where}.head_dim"] = head_dim
+            if getattr(branch, "value_dim", None) is not None and branch.head_dim is not None:
+                found[f"{where}.value_dim"] = max(round(branch.value_dim * head_dim / branch.head_dim), 1)
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
             for item in branch.scores:

@@ -29,6 +29,8 @@ def _ask(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: An
 def _cannot_in_triton(ask: Ask) -> str | None:
     if ask.options["wide"]:
         return launch.unsupported(ask) or f"heads wider than {WIDEST}"
+    if ask.options["first"]:
+        return launch.unsupported(ask) or "reads the keys of a window side by side, and not the first ones beside it"
     if ask.options["beyond_128"] and ask.dtype != torch.float32 and (ask.device.capability or launch.OLDEST) >= (9, 0):
         return "the gradients of 64 rows, the least of sm_90's products, spill with half-precision heads beyond 128"
     return launch.unsupported(ask)
@@ -55,6 +57,8 @@ def _cannot_by_rows(ask: Ask) -> str | None:
         return "some queries at a time read nothing ahead"
     if ask.options["documents"]:
         return "some queries at a time keep no documents apart"
+    if ask.options["first"]:
+        return "some queries at a time read keys side by side, and not the first ones beside a window"
     return _cannot_in_products(ask)
 
 
@@ -148,7 +152,7 @@ ATTENTION = Op(
     },
     cases=CASES,
     options={"causal": (True, False)}
-    | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL, "wide", "beyond_128"), (False, True)),
+    | dict.fromkeys(("window", "strided", "blocks", "first", *OPTIONAL, "wide", "beyond_128"), (False, True)),
     ask=_ask,
     flops=_flops,
     bytes=_bytes,

@@ -23,6 +23,7 @@ def _case(name: str, arguments: Mapping[str, Any], length: int = 19, heads: int 
 
 _CAUSAL, _FULL, _CROSS = ({"pattern": pattern} for pattern in (CAUSAL, FULL, CROSS))
 _WINDOW, _AROUND = {"pattern": Pattern(window=5)}, {"pattern": Pattern("full", window=5)}
+_FIRST = {"pattern": Pattern(window=5, first=3)}
 _STRIDED, _FIXED = {"pattern": Pattern(window=3, stride=4)}, {"pattern": Pattern(stride=5, columns=2)}
 _BLOCKS = {"pattern": Pattern("full", blocks=Blocks(2, random=1, seed=3, heads=4))}
 _BEYOND = {"pattern": Pattern("full", blocks=Blocks(8, heads=4))}
@@ -43,6 +44,8 @@ _MASKS = (
     _case("window", _WINDOW),
     _case("window_beyond_length", {"pattern": Pattern(window=50)}),
     _case("window_around", _AROUND),
+    _case("window_first", _FIRST),
+    _case("window_first_wide_values", _FIRST, v=(2, 2, 19, 12)),
     _case("strided", _STRIDED),
     _case("fixed", _FIXED),
     _case("blocks", _BLOCKS),
@@ -52,6 +55,7 @@ _MASKS = (
     _case("wide_values", _CAUSAL, v=(2, 2, 19, 12)),
     _case("cached_keys", _CAUSAL, q=(2, 4, 3, 8)),
     _case("cached_keys_window", _WINDOW, q=(2, 4, 3, 8)),
+    _case("cached_keys_window_first", _FIRST, q=(2, 4, 3, 8)),
     _case("cached_keys_strided", _STRIDED, q=(2, 4, 3, 8)),
     _case("cross", _CROSS, q=(2, 4, 7, 8)),
     _case("cross_padding", _CROSS, q=(2, 4, 7, 8), integers=_PADDED),
@@ -60,6 +64,7 @@ _MASKS = (
     _case("prefix", _CAUSAL, integers=_PREFIX),
     _case("prefix_window", _WINDOW, integers=_PREFIX),
     _case("padding", _CAUSAL, integers=_PADDED),
+    _case("padding_window_first", _FIRST, integers=_PADDED),
     _case("padding_full", _FULL, integers=_PADDED),
     _case("padding_blocks", _BLOCKS, integers=_PADDED),
     _case("documents", _CAUSAL, integers=_APART),

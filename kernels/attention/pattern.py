@@ -75,10 +75,11 @@ class Pattern:
     """Which keys j a query i may read, by their positions; what is known of every call.
 
     `order`: `causal` keys up to the query; `full` all keys of its sequence; `cross` all keys, which belong to another
-    sequence, and nothing else. Among these, `window` keeps |i - j| < window; `stride` beside it also every j that is a
-    multiple of `stride` before i (arXiv:1904.10509, section 4.3, strided); `columns` with `stride` instead keeps the
-    stretch of `stride` positions in which i stands, and the last `columns` positions of every stretch (fixed); `blocks`
-    what they read. The last query stands at the last key, so that with cached keys the queries are the newest.
+    sequence, and nothing else. Among these, `window` keeps |i - j| < window; `first` beside it also every j < first;
+    `stride` beside it also every j that is a multiple of `stride` before i (arXiv:1904.10509, section 4.3, strided);
+    `columns` with `stride` instead keeps the stretch of `stride` positions in which i stands, and the last `columns`
+    positions of every stretch (fixed); `blocks` what they read. The last query stands at the last key, so that with
+    cached keys the queries are the newest. Keys between the `first` and the window may be missing among them.
     """
 
     order: Literal["causal", "full", "cross"] = "causal"
@@ -86,9 +87,10 @@ class Pattern:
     stride: int | None = None
     columns: int | None = None
     blocks: Blocks | None = None
+    first: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride", "columns"):
+        for name in ("window", "stride", "columns", "first"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"the {name} of a pattern is at least 1; received {value}")
@@ -96,6 +98,8 @@ class Pattern:
             raise ValueError(f"columns stand at the end of each stride; received {self.columns=}, {self.stride=}")
         if self.stride is not None and (self.window is None) == (self.columns is None):
             raise ValueError(f"a stride stands beside a window or columns; received {self.window=}, {self.columns=}")
+        if self.first is not None and (self.window is None or self.stride is not None or self.order != "causal"):
+            raise ValueError(f"the first keys stand beside a causal window alone; received {self}")
         near = (self.window or self.stride) is not None
         if self.order == "cross" and (near or self.blocks is not None):
             raise ValueError(f"cross-attention reads all keys; received {self}")
@@ -109,6 +113,7 @@ class Pattern:
             "window": self.window is not None,
             "strided": self.stride is not None,
             "blocks": self.blocks is not None,
+            "first": self.first is not None,
         }
 
     def allowed(self, i: Tensor, j: Tensor, keys: int) -> Tensor | None:
@@ -128,6 +133,8 @@ class Pattern:
         near = j > i - self.window if self.order == "causal" else (i - j).abs() < self.window
         if self.stride is not None:
             near = near | ((i - j) % self.stride == 0)
+        if self.first is not None:
+            near = near | (j < self.first)
         return near if seen is None else seen & near
 
     def dense(
@@ -179,7 +186,7 @@ class Pattern:
             return inside + i // self.stride * self.columns
         near = min(i + 1, self.window or i + 1)
         if self.stride is None:
-            return near
+            return near + min(self.first or 0, i + 1 - near)
         return near + i // self.stride - (near - 1) // self.stride
 
     def block_lists(self, queries: int, keys: int, block: int) -> tuple[Lists, Lists]:

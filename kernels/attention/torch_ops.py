@@ -76,11 +76,12 @@ def by_rows(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     is computed stays in the caches. The gradients of keys and values, which several stretches read, are summed in at
     least float32.
 
-    Raises ValueError where queries read ahead.
+    Raises ValueError where queries read ahead, and for first keys beside a window.
     """
     call = checked(*(x.contiguous() for x in (q, k, v)), **given)  # of which stretches are views
-    if call.pattern.order != "causal" or call.prefix is not None or call.documents is not None:
-        raise ValueError(f"some queries at a time are causal, without prefix and documents; received {call.pattern}")
+    if call.pattern.order != "causal" or call.pattern.first or call.prefix is not None or call.documents is not None:
+        what = "without first keys, prefix and documents"
+        raise ValueError(f"some queries at a time are causal, {what}; received {call.pattern}")
     queries, keys = q.shape[-2], k.shape[-2]
     parts = stretches(queries, keys, call.pattern)
     if len(parts) == 1:

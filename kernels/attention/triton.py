@@ -29,9 +29,11 @@ LEARNED = ("q", "k", "v", "bias", "relative", "decay", "sinks", "gate")
 def attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     """Arguments as in the reference; tiles of keys that are beyond the reach of a forget gate are left out.
 
-    Raises ValueError for heads wider than 256, and for what the reference refuses.
+    Raises ValueError for heads wider than 256, for first keys beside a window, and for what the reference refuses.
     """
     call = checked(q, k, v, **given)
+    if call.pattern.first is not None:
+        raise ValueError(f"tiles hold the keys of a window side by side, without first ones; received {call.pattern}")
     most = 256 if interpret.active() else widest(capability(), 8 * q.itemsize)
     if max(q.shape[-1], v.shape[-1]) > most:
         raise ValueError(f"a head is at most {most} wide here; received {q.shape[-1]} and values of {v.shape[-1]}")
