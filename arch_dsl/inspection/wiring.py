@@ -106,14 +106,18 @@ class _Wiring:
             ends = [here]
         elif members:
             ends = [end for part in members for end in self.update(part, here, f"{at}{part.name}.", source)]
+            if "output_projection" in names:  # one of all members
+                ends = self.sum(ends, f"{at}output_projection")
         else:
             crossing = branch.line.what.split(":")[0] == "cross_attention"
             ends = self.transform(inner, here, at, source if crossing else None)
-        if "post" not in names:
-            return ends
+        return self.sum(ends, f"{at}post") if "post" in names else ends
+
+    def sum(self, ends: list[str], here: str) -> list[str]:
+        """A place that reads the sum of others."""
         for end in ends:
-            self.link(end, f"{at}post")
-        return [f"{at}post"]
+            self.link(end, here)
+        return [here]
 
     def transform(self, parts: list[Part], here: str, at: str, source: str | None) -> list[str]:
         """From the branch's input through lanes that meet in a core, and what follows it; `source` is read by keys and

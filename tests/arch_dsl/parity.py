@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -181,12 +181,18 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
     """Every alteration of one field of our spec, but those that are known to be inert, that their weights and numbers
     do not refuse.
 
+    """
+    yield from surviving(published.id, model_of(published), partial(breaks, published))
+
+
+def surviving(of: str, model: Model, breaks: Callable[[Model], bool]) -> Iterator[tuple[str, Model]]:
+    """Every alteration of one field of a spec that is not known to be inert, and that breaks nothing.
+
     A block that only some layers have is altered in these alone: with ARCHLAB_ALL wholly, and otherwise in the branches
     that no block before it has, whose fields took the same values there.
     """
-    model = model_of(published)
-    for path, changed in _alterations(published.id, model):
-        if changed != model and not breaks(published, changed):
+    for path, changed in _alterations(of, model):
+        if changed != model and not breaks(changed):
             yield path, changed
     for name, stack in model.stacks().items():
         blocks, within = stack.layers(), f"{name}.block." if name else "block."
@@ -195,7 +201,7 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
             if block == stack.block:
                 continue
             alike = model.with_stack(name, stack.replace(block=block, overrides=Overrides()))
-            for path, changed in _alterations(published.id, alike):
+            for path, changed in _alterations(of, alike):
                 other = changed.stacks()[name].block
                 if not path.startswith(within) or other == block:
                     continue
@@ -207,7 +213,7 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
                     whole = arch_dsl.resolve(model.with_stack(name, stack.replace(block=first, overrides=overrides)))
                 except SpecError:
                     continue  # needs layers that the others are not
-                if not breaks(published, whole):
+                if not breaks(whole):
                     yield path, whole
             done.update(block.items())
 
@@ -236,7 +242,7 @@ def breaks(published: Published, changed: Model) -> bool:
 
 # What changes no number of a model whose weights are given, and why.
 INERT = (
-    (r"init\..*|.*\.(std|start|first|last|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
+    (r"init\..*|.*(?<!\.mask)\.(std|start|first|last|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
     (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
     (r".*\.scores\.[0-9]+\.coefficient", "the weight of a loss of training alone"),
     (r".*\.scores\.[0-9]+\.key\.[0-9]+\.over", "an indexer has keys of one head"),

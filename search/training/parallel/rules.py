@@ -132,6 +132,8 @@ def _tensor(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             yield from (("tensor", f"{path}{message}") for message in _attention(branch, size))
         elif branch.type in ("glu", "mlp"):
             yield from (("tensor", f"{path}{message}") for message in _hidden(branch, size))
+        elif branch.type == "parallel" and branch.output != "each":
+            yield "tensor", f"{path}.output: one map of all members is not divided with them"
         elif branch.type not in ("parallel", "dense"):
             yield "tensor", f"{path} is {branch.type}, which cannot be divided (attention, glu, mlp)"
 
