@@ -18,6 +18,7 @@ from archlab.arch_dsl import Call, Model, SpecError, zoo
 from archlab.arch_dsl.conformance.effects import randomize
 from archlab.arch_dsl.parts.context import State
 from tests.arch_dsl.parity import relative, surviving
+from tests.arch_dsl.specs import assert_plain_agrees
 
 VOCAB, LENGTH, META, WINDOW, LAYERS = 61, 40, 4, 16, 5  # a token reads so many tokens before it
 D, HEADS, GROUPS, HEAD, VALUE = 32, 4, 2, 8, 16
@@ -145,6 +146,10 @@ def test_padding_is_held_with_the_keys_that_are_kept(padded: slice):
         steps = [module(piece, Call(padding=part, state=state)) for piece, part in pieces]
     torch.testing.assert_close(torch.cat(steps, 1)[~padding], whole[~padding], rtol=1e-9, atol=1e-9)
     assert not torch.allclose(whole[0, -1], module(TOKENS)[0, -1], atol=1e-3)
+
+
+def test_it_is_written_as_plain_pytorch():
+    assert_plain_agrees(MODEL)
 
 
 def test_altering_any_field_breaks_the_parity():

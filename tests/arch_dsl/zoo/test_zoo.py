@@ -79,6 +79,7 @@ def test_it_holds_what_is_published():
         "granite3",
         "granite4",
         "hgrn2",
+        "hymba",
         "jamba",
         "kimi_k2",
         "kimi_linear",
@@ -287,6 +288,7 @@ COMPUTED = {  # from the published dimensions by hand, in millions
     ("rwkv7", "2.9b"): 2947.7,
     ("mamba3", "1.5b"): 1494.72,
     ("samba", "421m"): 421.75,
+    ("hymba", "1.5b"): 1522.8,
     ("modded_nanogpt", "record29"): 275.74,
     ("gated_attention", "28l"): 1720,
     ("gated_attention", "48l"): 1706,
@@ -515,7 +517,7 @@ def batch(text: Tensor, rng: torch.Generator, length: int = 64) -> tuple[Tensor,
 
 
 # The conformance of primitives captures each; these put many together, with an encoder, and in layers that differ.
-MANY = ("alphacode", "bigbird", "fox_pro", "gated_attention_moe", "gated_delta_net", "gpt3", "rwkv4", "samba")
+MANY = ("alphacode", "bigbird", "fox_pro", "gated_attention_moe", "gated_delta_net", "gpt3", "hymba", "rwkv4", "samba")
 
 
 @pytest.mark.slow
