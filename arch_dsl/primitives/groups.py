@@ -46,7 +46,8 @@ class Group(Sublayer):
         if len(problems) > before:
             return INVALID
         spec = cls(branches=members, **values)
-        set_marks(spec, {"": node.mark} if node.mark else {})
+        marks = {"": node.mark} | {name: node.value[name].mark for name in values}
+        set_marks(spec, {name: mark for name, mark in marks.items() if mark})
         return spec
 
     def resolve(self, ctx: BuildContext) -> Self:

@@ -70,7 +70,7 @@ class Parallel(Group):
                 widths.setdefault(width, name)
         if len(widths) > 1:
             told = " and ".join(f"{width} of {name}" for width, name in widths.items())
-            message = f"is one map of the sum, and members would give it {told} channels; make them equal"
+            message = f"is one map of a sum, and members have different channels for it ({told}); make them equal"
             found.append(Problem(f"{path}.output", message, self.mark("output")))
         return found
 
@@ -133,9 +133,9 @@ def _without_its_own(member: Sublayer) -> Iterator[tuple[str, str]]:
     """What makes no sense in a member without its output map: the field, and why."""
     for name in ("bias", "zero"):
         if chosen(getattr(member, name, False), "output"):
-            yield name, "is of an output map too, and `output: shared` leaves the group the only one; name the others"
+            yield name, "is for the output map too, and with `output: shared` the group has the only one; name others"
     if member.post:
-        yield "post", "acts on what an output map gives, and `output: shared` leaves it to the group; set it there"
+        yield "post", "acts on what an output map gives, and with `output: shared` the group has it; set it there"
     if member.share != "none":
         yield "share", "would share a member without its output map; set `share` on the group"
 

@@ -29,6 +29,8 @@ RULES: dict[str, tuple[Pattern, Rule]] = {
     "full": (FULL, lambda i, j, n: True),
     "cross": (CROSS, lambda i, j, n: True),
     "window": (Pattern(window=5), lambda i, j, n: i - 5 < j <= i),
+    "first": (Pattern(window=5, first=3), lambda i, j, n: i - 5 < j <= i or (j <= i and j < 3)),
+    "first_many": (Pattern(window=2, first=26), lambda i, j, n: i - 2 < j <= i or (j <= i and j < 26)),
     "around": (Pattern("full", window=4), lambda i, j, n: abs(i - j) < 4),
     "strided": (Pattern(window=3, stride=5), lambda i, j, n: i - 3 < j <= i or (j <= i and (i - j) % 5 == 0)),
     "strided_wide": (Pattern(window=9, stride=4), lambda i, j, n: i - 9 < j <= i or (j <= i and (i - j) % 4 == 0)),
@@ -142,6 +144,10 @@ REFUSED = {
     "more columns than a stride has": lambda: Pattern(stride=2, columns=3),
     "a stride alone": lambda: Pattern(stride=2),
     "cross-attention with a window": lambda: Pattern("cross", window=2),
+    "no first keys": lambda: Pattern(window=2, first=0),
+    "first keys without a window": lambda: Pattern(first=2),
+    "first keys beside a stride": lambda: Pattern(window=2, stride=3, first=2),
+    "first keys where all is read": lambda: Pattern("full", window=2, first=2),
     "causal blocks": lambda: Pattern(blocks=Blocks(2)),
 }
 

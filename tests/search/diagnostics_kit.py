@@ -209,7 +209,7 @@ def reads(
         )
     elif pattern.window is not None:
         far = bool(pattern.stride) and (i - j) % (pattern.stride or 1) == 0
-        read = read and (abs(i - j) < pattern.window or far)
+        read = read and (abs(i - j) < pattern.window or far or j < (pattern.first or 0))
     read = read or (prefix is not None and max(i, j) < prefix)
     read = read and (documents is None or documents[i] == documents[j])
     return read and (padding is None or not padding[j] or i == j)
@@ -240,6 +240,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forget_gate_learned": small({"scores": [{"type": "forget_gate", "input": "learned", "t_min": 2, "t_max": 9}]}),
     "window": small({"mask": {"type": "window", "size": 5}}),
     "documents": small({"mask": {"type": "causal", "documents": True}}),
+    "window_first": small({"mask": {"type": "window", "size": 5, "first": 3}}, prompt=3),
     "window_documents": small({"mask": {"type": "window", "size": 5, "documents": True}}),
     "memory": small({"memory": 3, "mask": {"type": "window", "size": 6}}),
     "prompt": small(prompt=4),

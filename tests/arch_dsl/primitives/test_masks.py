@@ -22,6 +22,8 @@ MASKS: dict[str, Any] = {
     "full": "full",
     "prefix": "prefix",
     "window": {"type": "window", "size": 3},
+    "window_first": {"type": "window", "size": 3, "first": 2},
+    "window_first_many": {"type": "window", "size": 2, "first": 9},
     "local": {"type": "local", "each_side": 2},
     "strided": {"type": "strided", "stride": 3},
     "strided_size": {"type": "strided", "stride": 5, "size": 2},
@@ -132,7 +134,7 @@ def test_nothing_that_looks_back_sees_padding(fields: dict[str, Any]):
 def test_padding_stays_hidden_while_decoding():
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
     padding[0, :3] = padding[1, 4:6] = True
-    for mask in ("causal", {"type": "window", "size": 4}):
+    for mask in ("causal", {"type": "window", "size": 4}, {"type": "window", "size": 2, "first": 2}):
         module, state = build(model(mask)), State()
         whole = module(TOKENS, Call(padding=padding))
         pieces = zip(TOKENS.split([5, 1, 6], 1), (padding[:, :5], padding[:, 5:6], None), strict=True)
@@ -185,6 +187,17 @@ REFUSED = {
         [],
         "mask.columns: must be at most the stride 2, found 3",
     ),
+    "first_of_documents": (
+        {"type": "window", "size": 3, "first": 2, "documents": True},
+        [],
+        "mask.first: are of the first document of a sequence alone, and documents are kept apart; leave one out",
+    ),
+    "first_and_places": (
+        {"type": "window", "size": 3, "first": 2},
+        ["alibi"],
+        "scores.0: alibi numbers keys by their places, and decoding drops those between the first and the window",
+    ),
+    "no_first": ({"type": "window", "size": 3, "first": 0}, [], "mask.first: must be at least 1, found 0"),
     "xl": ("full", ["transformer_xl"], "scores.0: knows distances into the past alone, and the mask reads ahead"),
     "forget": ("prefix", ["forget_gate"], "scores.0: discounts the past alone, and the mask reads ahead"),
 }
