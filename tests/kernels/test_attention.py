@@ -174,6 +174,13 @@ def test_pieces_of_another_shape_are_refused(implementation: str, given: dict[st
         function(**inputs(8, **shapes), **rest)
 
 
+@pytest.mark.parametrize("implementation", ["torch_rows", "triton"])
+def test_first_keys_are_refused_where_keys_are_read_side_by_side(implementation: str) -> None:
+    function = ATTENTION.implementations[implementation].load()
+    with pytest.raises(ValueError, match=r"without first .*received Pattern\(.*first=2"):
+        function(**inputs(8), pattern=Pattern(window=3, first=2))
+
+
 MODEL = {
     "d_model": 32, "n_layers": 2, "vocab": 17,
     "block": {

@@ -18,6 +18,7 @@ from archlab.arch_dsl.model.model import DecoderModel, kept
 from archlab.arch_dsl.plain import Unexportable, to_python
 from archlab.arch_dsl.plain.classes import listed
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
+from tests.arch_dsl.specs import assert_plain_agrees
 from tests.slow_tests import ALL
 
 # What a fresh interpreter does with every file: load the weights, compare logits and gradients.
@@ -296,6 +297,10 @@ def test_reads_as_it_did_when_it_was_last_looked_at():
     assert to_python(load(whole_model())) == GOLDEN.read_text()
 
 
+def test_a_learned_prompt_stands_before_the_tokens():
+    assert_plain_agrees(load({**whole_model(), "prompt": 2}))
+
+
 def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
     from archlab.arch_dsl.primitives import joins
 
@@ -308,8 +313,8 @@ def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(joins._Add, "forward", forward)
     with pytest.raises(Unexportable, match="a model with an encoder: only decoders are written down"):
         to_python(zoo.load("t5", "tiny"))
-    with pytest.raises(Unexportable, match="a model with a learned prompt"):
-        to_python(load({**whole_model(), "prompt": 2}))
+    with pytest.raises(Unexportable, match="a model with a learned prompt and a prefix mask"):
+        to_python(load({**whole_model(), "prompt": 2, "block": {"attention": {"heads": 4, "mask": "prefix"}}}))
     with pytest.raises(Unexportable, match="AsyncFunctionDef"):
         to_python(load(whole_model()))
 

@@ -120,6 +120,12 @@ REFUSED = {
     "inner": (TENSOR, block(ffn=MLP | {"inner": ["rmsnorm"]}), {}, "block.ffn.inner: rmsnorm looks at all hidden"),
     "experts": (TENSOR, block(moe={}), {}, "block.moe is moe, which cannot be divided (attention, glu, mlp)"),
     "linear mixer": (TENSOR, {"block": {"rwkv4": {}, "mlp": {}}}, {}, "block.rwkv4 is rwkv4, which cannot be divided"),
+    "one map of a group": (
+        TENSOR,
+        {"block": {"parallel": {"output": "shared", "attention": ATTENTION, "mlp": {"width": 32}}}},
+        {},
+        "block.parallel.output: one map of all members is not divided with them",
+    ),
     "inside a group": (
         TENSOR,
         {"block": {"parallel": {"attention": ATTENTION, "mlp": {"width": 5}}}},
