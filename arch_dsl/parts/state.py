@@ -9,9 +9,7 @@ from torch import Tensor
 from archlab.arch_dsl.parts.context import Call
 
 
-def recent(
-    call: Call, path: str, new: Tensor, most: int | None = None, what: str = "", first: int = 0
-) -> Tensor:
+def recent(call: Call, path: str, new: Tensor, most: int | None = None, what: str = "", first: int = 0) -> Tensor:
     """`new` `[batch, time, …]` after what decoding holds of `what` under `path`, or `new` alone outside decoding.
 
     The last `most` entries of both (by default all) are then held for the next call, or the `first` ones of all that

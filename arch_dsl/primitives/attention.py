@@ -30,12 +30,12 @@ class Attention(SelfAttention):
     """softmax(scale q k^T + scores) v, per head, then one output map (arXiv:1706.03762, eq. 1).
 
     `kv_heads` groups query heads over fewer keys and values (arXiv:2305.13245); it defaults to `heads`, `head_dim` to
-    d_model / heads, `value_dim`, the channels of a value, to `head_dim`, and `scale` to 1 / sqrt(head_dim). Of the linear maps named in `bias` each has one; those named in
-    `zero` start at zero. With `queries: positions` the queries come from a learned table of positions instead of the
-    stream: the layer on top of PanGu-alpha (arXiv:2104.12369, section 2.2). With `memory` every query also reads that
-    many learned keys and values, as in prefix tuning (arXiv:2101.00190, section 4.2; arXiv:1907.01470, eq. 9). The
-    sites hold what acts on queries, keys, values `[batch, time, heads, head_dim]`, on the logits, and on each head's
-    output (`sdpa`) before the output map.
+    d_model / heads, and `scale` to 1 / sqrt(head_dim). A value has `value_dim` channels, by default `head_dim`. Of the
+    linear maps named in `bias` each has one; those named in `zero` start at zero. With `queries: positions` the queries
+    come from a learned table of positions instead of the stream: the layer on top of PanGu-alpha (arXiv:2104.12369,
+    section 2.2). With `memory` every query also reads that many learned keys and values, as in prefix tuning
+    (arXiv:2101.00190, section 4.2; arXiv:1907.01470, eq. 9). The sites hold what acts on queries, keys, values `[batch,
+    time, heads, head_dim]`, on the logits, and on each head's output (`sdpa`) before the output map.
 
     With `kv: earlier` there are no maps of keys and values: both are those of the nearest earlier layer of the same
     mask that has its own (cross-layer attention, arXiv:2405.12981, section 3), which decoding holds once. What acts on

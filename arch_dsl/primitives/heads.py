@@ -35,8 +35,8 @@ class MultiHead(Headed):
     maps: ClassVar[int] = 1  # softmaxes of a head, each with queries and keys of its own
     ops: ClassVar[tuple[str, ...]] = ("attention",)
     order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "heads", "kv_heads", "head_dim", "value_dim", "bias", "zero", "scale", "queries", "kv", "query",
-        "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "concat", "lora", "share",
+        "pre", "post", "join", "heads", "kv_heads", "head_dim", "value_dim", "bias", "zero", "scale", "queries", "kv",
+        "query", "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "concat", "lora", "share",
     )  # fmt: skip
     heads: Count
     kv_heads: Count | None = None

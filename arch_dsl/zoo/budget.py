@@ -14,6 +14,7 @@ from archlab.arch_dsl.language.spec import Count, Positive, Spec
 from archlab.arch_dsl.model.model import Model, cost, resolve
 from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.feedforward import FeedForward
 from archlab.arch_dsl.primitives.groups import Group
 from archlab.arch_dsl.primitives.heads import MultiHead
@@ -152,7 +153,7 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
             found[f"{where}.heads"] = heads
             if branch.head_dim is not None:
                 found[f"{where}.head_dim"] = head_dim
-            if getattr(branch, "value_dim", None) is not None and branch.head_dim is not None:
+            if isinstance(branch, Attention) and branch.value_dim is not None and branch.head_dim is not None:
                 found[f"{where}.value_dim"] = max(round(branch.value_dim * head_dim / branch.head_dim), 1)
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)

@@ -42,7 +42,9 @@ BF16, FP32 = torch.bfloat16, torch.float32
         pytest.param("attention", H200, BF16, {"window": True, "first": True}, "torch", "first ones", id="first_keys"),
         pytest.param("attention", CPU, BF16, {}, "torch", "plain products", id="attention_cpu_bf16"),
         pytest.param("attention", CPU, FP32, {}, "torch", "scaled_dot_product", id="attention_cpu"),
-        pytest.param("attention", CPU, FP32, {"window": True, "first": True}, "torch", "scaled_dot", id="first_keys_cpu"),
+        pytest.param(
+            "attention", CPU, FP32, {"window": True, "first": True}, "torch", "scaled_dot", id="first_keys_cpu"
+        ),
         pytest.param("attention", CPU, FP32, {"bias": True}, "torch", "queries at a time", id="attention_cpu_bias"),
         pytest.param("attention", CPU, BF16, {"window": True}, "torch", "queries at a time", id="attention_cpu_window"),
     ],
