@@ -227,7 +227,9 @@ def test_z_loss_is_the_mean_square_of_log_z_beside_the_same_cross_entropy(monkey
     squares = module(TOKENS).logsumexp(-1).square() * (targets != -100)
     monkeypatch.setattr(arch_dsl.model.model, "LOSS_CHUNK", 19 * rows)
     call = Call()
-    assert_close(module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets))
+    both, alone = module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets)
+    assert_close(both, alone)
     assert_close(call.losses["z_loss"], 0.1 * squares.sum() / 22)
-    gradients = [torch.autograd.grad(loss, module.embedding)[0] for loss in (call.losses["z_loss"], squares.sum())]
-    assert_close(gradients[0], gradients[1] * 0.1 / 22)
+    assert not call.losses["z_loss"].requires_grad, "or its gradient, which the loss has, would count twice"
+    weighed = [torch.autograd.grad(loss, module.embedding)[0] for loss in (both, alone, squares.sum())]
+    assert_close(weighed[0], weighed[1] + weighed[2] * 0.1 / 22)
