@@ -66,10 +66,10 @@ def apply(spec: S, settings: Iterable[Setting]) -> S:
             if clash := _clash(done, steps, setting):
                 problems.append(clash)
                 continue
-            new = _apply_one(current, steps, setting, problems)
+            before, new = current, _apply_one(current, steps, setting, problems)
             current = current if new is INVALID else new
             problems.extend(_undone(done, steps, setting, current))
-            done[steps] = (setting, _held(current, steps))
+            done[steps] = (setting, _brought(before, current, steps, setting))
     if problems:
         raise SpecError(problems)
     return current  # type: ignore[no-any-return]
@@ -92,12 +92,30 @@ def _undone(done: Done, steps: Steps, setting: Setting, root: Any) -> list[Probl
         if not _still(value, now) and not is_edit(setting.node) and steps[: len(other)] != other:
             message = f"would undo {'.'.join(other)}, which was set{_origin(first, setting)}"
             found.append(Problem(".".join(steps), message, setting.mark))
-        done[other] = (first, now)
+        done[other] = (first, value if isinstance(value, _Brought) else now)
     return found
+
+
+class _Brought(tuple[Any, ...]):
+    """What an edit brought to a site, in which others may change what was there."""
+
+
+def _brought(before: Any, after: Any, steps: Steps, setting: Setting) -> Any:
+    """What a setting led to, of which nothing may be undone later."""
+    old, new = _held(before, steps), _held(after, steps)
+    if not (is_edit(setting.node) and isinstance(old, tuple) and isinstance(new, tuple)):
+        return new
+    brought = list(new)
+    for item in old:
+        if item in brought:
+            brought.remove(item)
+    return _Brought(brought)
 
 
 def _still(value: Any, now: Any) -> bool:
     """Whether what was set is there; a knob that says several things still says the one."""
+    if isinstance(value, _Brought):
+        return isinstance(now, tuple) and all(item in now for item in value)
     if isinstance(now, list) and isinstance(value, dict):
         return value in now or (set(value) == {"type"} and value["type"] in now)
     return bool(now == value)

@@ -316,6 +316,15 @@ def test_wrong_patch_is_told_in_full(model, components, message):
         (["block.ffn: {type: mlp}", "block.ffn.width: 96"], "block.ffn.width", 96),
         (["block.ffn.type: mlp", "block.ffn.activation: relu"], "block.ffn.activation", "relu"),
         (["block.attention.gate: value", "block.attention.qk_norm: rmsnorm"], "block.attention.value", ["gate"]),
+        (
+            [
+                "block.attention.key: {prepend: shift}",
+                "block.attention.qk_norm: rmsnorm",
+                "block.attention.positional: none",
+            ],
+            "block.attention.key",
+            ["shift", "rmsnorm"],
+        ),
     ],
     ids=lambda value: " + ".join(value) if isinstance(value, list) and ":" in str(value[0]) else "",
 )
