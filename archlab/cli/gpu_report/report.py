@@ -56,7 +56,8 @@ def measured(name: str, part: Section, program: Sequence[str] = ("-m", CHILD)) -
     """A part's rows, how long it took, and how it ended: `exit` is None where it was ended at its limit."""
     begun = time.monotonic()
     with tempfile.TemporaryFile("w+") as rows, tempfile.TemporaryFile("w+") as said:
-        command, environment = [sys.executable, *program, name], {**os.environ, "PYTHONPATH": python_path()}
+        command = [sys.executable, *program, name, str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         process = subprocess.Popen(command, stdout=rows, stderr=said, env=environment, start_new_session=True)
         try:
             code: int | None = process.wait(60 * part.minutes)

@@ -21,6 +21,7 @@ import torch
 from archlab.cli.gpu_report.steps import steps
 from archlab.kernels import OPS, Device, bench, launch, tune
 from archlab.kernels.op import Op
+from archlab.search.utils.children import die_with
 
 Row = dict[str, Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -171,6 +172,7 @@ SECTIONS = {
 
 
 if __name__ == "__main__":
+    die_with(int(sys.argv[2]))
     here = Device.current()
     if here.kind == "cpu":
         torch.set_num_threads(1)  # as each trial has there
