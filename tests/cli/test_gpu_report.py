@@ -134,9 +134,9 @@ def test_implementations_that_serve_here_are_checked(monkeypatch: pytest.MonkeyP
     op = OPS["token_shift"]
     monkeypatch.setattr(sections, "OPS", {"token_shift": op})
     rows = [*sections.right(Device("cpu"))]
-    assert [(row["implementation"], row["dtype"], row["wrong"]) for row in rows] == [
-        ("torch", dtype, None) for dtype in ("float32", "bfloat16", "float16")
-    ]
+    ours = [row for row in rows if row["implementation"] == "torch"]  # Triton's serve too where they are interpreted
+    assert [row["dtype"] for row in ours] == ["float32", "bfloat16", "float16"]
+    assert not [row for row in rows if row["wrong"]]
     broken = dataclasses.replace(op, reference=lambda **given: 2 * op.reference(**given))
     monkeypatch.setattr(sections, "OPS", {"token_shift": broken})
     assert all("relative error" in row["wrong"] for row in sections.right(Device("cpu")))
