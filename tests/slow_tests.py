@@ -62,6 +62,7 @@ SHARES = {
 # Scenarios of a minute and more that `make test-all` alone runs: a nearer one of the same promise stays,
 # or `make partitions` and `make storm` have more of them.
 LONGEST = (
+    "tests/cli/test_gpu_report.py::test_parts_run_on_this_device_and_are_written",
     "tests/dashboards/test_scale_browser.py::test_the_benchmark_measures_every_goal_and_a_first_visit_is_small",
     "tests/kernels/test_aot.py::test_what_older_cards_have_of_their_own_compiles_as_the_committed_report_says",
     "tests/search/calibration/test_calibrate.py::test_a_rate_that_is_far_too_low_is_found_out",

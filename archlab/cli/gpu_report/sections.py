@@ -29,7 +29,8 @@ STUDY = """\
 study: gpu-report
 model: {d_model: 64, n_layers: 4, block: {norm: rmsnorm, attention: {heads: 4, positional: rope}, ffn: swiglu}}
 variants: {baseline: {}, gate: {block.attention.gate: sdpa}}
-train: {data: stdlib, tokenizer: bytes, tokens: 100k, context: 128, batch: 8, lr: 4e-3}
+train: {data: {type: stdlib, validation_bytes: 64k, test_bytes: 64k}, tokenizer: bytes, tokens: 100k, context: 128,
+        batch: 8, lr: 4e-3}
 seeds: 2
 """
 
