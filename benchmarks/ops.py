@@ -117,7 +117,7 @@ def measure(
     own = op.reference if ours == "reference" else op.implementations[ours].load()
     tensors, fixed = bench.inputs(op, case, device, dtype), case.fixed(device.kind)
     calls = able({"ours": own, **rivals(op, case, ours, device, dtype)}, tensors, fixed)
-    least = max(op.bytes(**tensors, **fixed) / top.bytes_per_s, op.flops(**tensors, **fixed) / top.flops_per_s[dtype])
+    least = bench.least_seconds(op, case, device, dtype, top)
     douts = bench.given(bench.outputs(own, tensors, fixed))
     modes: dict[str, Function] = {
         "forward": lambda call: bench.outputs(call, tensors, fixed),

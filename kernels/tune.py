@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from archlab.kernels import launch
+from archlab.kernels import launch, verdicts
 
 Call = Callable[[], list[Tensor]]
 Timer = Callable[[Call], float]
@@ -74,12 +73,9 @@ def tune(call: Call, seconds: Timer, tolerance: float, told: Callable[[str], Non
 
 def write(card: str, winners: Winners, folder: Path = launch.WINNERS) -> Path:
     """The table of a card, with the versions that it was measured with; what it knew of others stays."""
-    import triton
-
     file = folder / f"{card}.json"
     before: dict[str, Any] = json.loads(file.read_text())["winners"] if file.exists() else {}
     merged = {name: before.get(name, {}) | winners.get(name, {}) for name in sorted({*before, *winners})}
     folder.mkdir(exist_ok=True)
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    file.write_text(json.dumps({"versions": versions, "winners": merged}, indent=1, sort_keys=True) + "\n")
+    file.write_text(json.dumps({"versions": verdicts.versions(), "winners": merged}, indent=1, sort_keys=True) + "\n")
     return file

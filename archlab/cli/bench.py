@@ -20,10 +20,10 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--gpu", "whole", is_flag=True, help="Check and measure all of this card, in 22 minutes at most, and report it."
 )
-@click.option("--to", "folder", type=FOLDER, default=".", help="Where --gpu writes its report. By default here.")
+@click.option("--to", "folder", type=FOLDER, help="Where --gpu writes its report. By default here.")
 @JSON
 @verb
-def bench(ops: tuple[str, ...], asked: bool, whole: bool, folder: Path, as_json: bool) -> None:
+def bench(ops: tuple[str, ...], asked: bool, whole: bool, folder: Path | None, as_json: bool) -> None:
     """Time each op as models get it on this machine, forward and with its gradients, beside its plain formula.
 
     With --tune the winners are written to kernels/tuned/<card>.json, which every later model on such a card uses.
@@ -35,8 +35,12 @@ def bench(ops: tuple[str, ...], asked: bool, whole: bool, folder: Path, as_json:
 
     if unknown := [name for name in ops if name not in kernels.OPS]:
         fail(f"there is no op {', '.join(unknown)}; there are {', '.join(kernels.OPS)}", INVALID)
+    if whole and (ops or asked or as_json):
+        fail("--gpu measures everything, and writes JSON beside its page: leave --op, --tune and --json out", INVALID)
+    if folder is not None and not whole:
+        fail("--to says where --gpu writes its report: add --gpu, or leave it out", INVALID)
     if whole:
-        _report(folder)
+        _report(folder or Path())
         return
     if asked:
         _tune(ops)
@@ -93,7 +97,9 @@ def _report(folder: Path) -> None:
     _needs_card("the report is of one")
     file, fell_short = written(folder, click.echo)
     click.echo(
-        "\n".join(["", *(f"fell short: {each}" for each in fell_short), f"written to {file} and {file.stem}.json"])
+        "\n".join(
+            ["", *(f"fell short: {each}" for each in fell_short), f"written to {file} and {file.with_suffix('.json')}"]
+        )
     )
 
 

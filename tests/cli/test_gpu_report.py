@@ -110,12 +110,20 @@ def test_a_kernel_that_was_wrong_or_slow_on_this_card_is_not_used_there(
     verdicts._read.cache_clear()
 
 
-def test_it_needs_a_card() -> None:
-    command = [sys.executable, "-m", "archlab", "bench", "--gpu"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    )
-    assert done.returncode == 2 and "there is no CUDA device here" in done.stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu"], "there is no CUDA device here"),
+        (["--gpu", "--json"], "leave --op, --tune and --json out"),
+        (["--to", "reports"], "add --gpu, or leave it out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_it_cannot_do_is_refused(options: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "archlab", "bench", *options]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2 and message in done.stderr
 
 
 @pytest.mark.slow
