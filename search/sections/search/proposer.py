@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.search.sections.search.axes import Axis, Choice, Integers
-from archlab.search.sections.search.samplers import Sampler, TpeSampler, seeded
+from archlab.search.sections.search.axes import Choice, Integers
+from archlab.search.sections.search.by_effects import Told, believed
+from archlab.search.sections.search.optuna_values import categories, decoded, encoded
+from archlab.search.sections.search.points import Points
+from archlab.search.sections.search.samplers import Sampler, TpeSampler, seed_of
 from archlab.search.sections.search.space import Space
 from archlab.search.trackers.database import open_optuna
 from archlab.search.utils.canonical import canonical_json
@@ -26,8 +29,6 @@ from archlab.search.utils.canonical import canonical_json
 if TYPE_CHECKING:
     import optuna
 
-FEWEST = 20  # complete trials that importances are told of
-_BEST = 0.25  # of the trials: what importances are about, five of twenty
 State = Literal["complete", "pruned", "failed", "diverged", "refused"]
 
 
@@ -76,8 +77,8 @@ class Proposer:
     `given` has the base's values of the paths in `space.needs`. `known` has the proposals that the trial table knows,
     by number; those between that it does not know are drawn again and handed out by `ask` first. `goals` says how many
     values are told, `worst` what an untrained proposal counts as before anything was trained. `base` is a digest of
-    what the proposals change. Without a `store_root` there is no copy. Raises SpecError when the study began with
-    another space or base.
+    what the proposals change. `starts` are points to begin with, for samplers that do. Without a `store_root` there is
+    no copy. Raises SpecError when the study began with another space or base.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Proposer:
         known: Mapping[int, Known] | None = None,
         base: str = "",
         worst: float = 0.0,
+        starts: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         import optuna
 
@@ -113,6 +115,9 @@ class Proposer:
             self._copy.check(space, base, (each.values for each in known.values()))
         self._live = optuna.create_study(directions=["minimize"] * goals)
         self._asked: list[optuna.Trial] = []
+        self._values: list[dict[str, Any]] = []  # of each proposal
+        self._points = Points(space, self._given)
+        self._starts = [self._points.completed(values) for values in starts]
         self._endings: dict[int, Ending] = {}
         for number in range(max(known, default=-1) + 1):
             each = known.get(number)
@@ -147,10 +152,14 @@ class Proposer:
         order = [path for path, _ in self._space.ordered()]
         return {
             trial.number: {
-                path: _decode(self._space.axes[path], trial.params[path]) for path in order if path in trial.params
+                path: decoded(self._space.axes[path], trial.params[path]) for path in order if path in trial.params
             }
             for trial in self._live.get_trials(deepcopy=False)
         }
+
+    def believed(self, trials: Sequence[tuple[Mapping[str, Any], float]]) -> list[float]:
+        """The loss of each of (values, loss) without its luck."""
+        return believed(self._points, trials)
 
     def waiting(self) -> list[int]:
         """The numbers of the proposals that were not told."""
@@ -158,10 +167,13 @@ class Proposer:
 
     def _draw(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values of a new proposal, the next one: drawn by the sampler, or `known` from the trial table."""
-        self._live.sampler = seeded(self._sampler, self._seed, len(self._asked))
+        number_seed = seed_of(self._seed, len(self._asked))
+        self._live.sampler = self._sampler.build(number_seed)
+        if known is None:
+            known = self._sampler.proposal(self._points, self._history(), self._starts, number_seed)
         if known is not None:
             axes = self._space.axes
-            self._live.enqueue_trial({path: _encode(axes[path], value) for path, value in known.items()})
+            self._live.enqueue_trial({path: encoded(axes[path], value) for path, value in known.items()})
         trial = self._live.ask()
         if known is None or self._sampler.stateful:
             _sample(trial)  # for what is known it is asked for its notes alone
@@ -169,13 +181,26 @@ class Proposer:
         for path, axis in self._space.ordered():
             if self._space.active(path, values, self._given):
                 if isinstance(axis, Choice):
-                    values[path] = _decode(axis, trial.suggest_categorical(path, _categories(axis)))
+                    values[path] = decoded(axis, trial.suggest_categorical(path, categories(axis)))
                 elif isinstance(axis, Integers):
                     values[path] = trial.suggest_int(path, axis.low, axis.high, step=axis.step, log=axis.log)
                 else:
                     values[path] = trial.suggest_float(path, axis.low, axis.high, step=axis.step, log=axis.log)
         self._asked.append(trial)
+        self._values.append(values)
         return values
+
+    def _history(self) -> list[Told]:
+        """What a sampler of ours is told: every proposal so far, and how it ended."""
+        found = []
+        for number, values in enumerate(self._values):
+            ending = self._endings.get(number)
+            losses = tuple(ending.known) if ending and ending.complete else None
+            if ending and ending.state == "pruned" and len(self._live.directions) == 1:
+                last = [loss for _, loss in ending.history if math.isfinite(loss)][-1:]
+                losses = tuple(last) or None
+            found.append(Told(values, losses, ending.excess if ending else {}, ending is not None))
+        return found
 
     def _told(self, number: int, ending: Ending) -> None:
         from optuna.trial import TrialState
@@ -291,59 +316,3 @@ def _sample(trial: optuna.Trial) -> None:
         _ = trial.relative_params
     finally:
         torch.set_num_threads(threads)
-
-
-def importances(space: Space, trials: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
-    """How much each axis has to do with being among the best quarter of (values, validation loss); {} of too few.
-
-    PED-ANOVA (arXiv:2304.10255), for axes under a condition as in arXiv:2601.20800; shares that sum to 1. About this
-    sample: a sampler that looks at results draws some regions more often than others.
-    """
-    found = list(trials)
-    if len(found) < FEWEST:
-        return {}
-    import optuna
-
-    study = optuna.create_study(direction="minimize")
-    study.add_trials(
-        optuna.trial.create_trial(
-            value=loss,
-            params={path: _encode(space.axes[path], value) for path, value in values.items()},
-            distributions={path: _distribution(space.axes[path]) for path in values},
-        )
-        for values, loss in found
-    )
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(
-        target_quantile=_BEST, region_quantile=1.0, evaluate_on_local=True
-    )
-    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
-
-
-def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
-    """An axis as Optuna writes it down."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(axis, Choice):
-        return CategoricalDistribution(_categories(axis))
-    if isinstance(axis, Integers):
-        return IntDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
-    return FloatDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
-
-
-def _categories(axis: Choice) -> Sequence[str | int | float | bool | None]:
-    """The choices as Optuna takes them: as they are when they are all words or all integers, else as JSON texts."""
-    for kind in (str, int):
-        if all(type(value) is kind for value in axis.values):
-            return list(axis.values)
-    return [canonical_json(value) for value in axis.values]
-
-
-def _encode(axis: Axis, value: Any) -> Any:
-    """A value of an axis as Optuna writes it down."""
-    if not isinstance(axis, Choice):
-        return value
-    return _categories(axis)[[canonical_json(each) for each in axis.values].index(canonical_json(value))]
-
-
-def _decode(axis: Axis, value: Any) -> Any:
-    return axis.values[_categories(axis).index(value)] if isinstance(axis, Choice) else value

@@ -19,9 +19,11 @@ from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
 from archlab.search.sections.search.frames import excess, measured, told
 from archlab.search.sections.search.judged import Judged
+from archlab.search.sections.search.known_points import known_points
+from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.promotion import Standing, climb, promoting_of
-from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits, importances
-from archlab.search.sections.search.samplers import FOUND, Goals
+from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
+from archlab.search.sections.search.samplers import FOUND, EffectsSampler, Goals
 from archlab.search.sections.search.space import Space, component_of
 from archlab.search.statistics.pareto import spanning
 from archlab.search.store.store import TERMINAL, Row, Store
@@ -69,6 +71,7 @@ class Seeker:
             known=self._known(),
             base=self.base,
             worst=math.log(plan.builder.data(plan.study.train).vocab),  # the loss of who knows nothing
+            starts=self._starts(),
         )
         self._record()
 
@@ -207,6 +210,13 @@ class Seeker:
             ending = self._ending(number, row) if row["state"] in TERMINAL else None
             found[number] = Known(values, self._refusal(judged) if judged.reason else ending)
         return found
+
+    def _starts(self) -> list[dict[str, Any]]:
+        """What a sampler begins with that asks for what is known."""
+        sampler, study = self.search.sampler, self.plan.study
+        if not isinstance(sampler, EffectsSampler):
+            return []
+        return known_points(self.space, study.model, study.components, self.plan.builder.given, sampler.known)
 
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
 
 from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, fields_of
 from archlab.search.sections.search.axes import Choice
+from archlab.search.sections.search.by_effects import Told, propose
+from archlab.search.sections.search.points import Points, Values
 from archlab.search.sections.search.promotion_spec import Promotion
 from archlab.search.sections.search.space import Space
 from archlab.search.utils.quantities import Duration, Memory
@@ -47,6 +52,10 @@ class Sampler(Family):
         """Optuna's sampler."""
         raise NotImplementedError
 
+    def proposal(self, points: Points, history: Sequence[Told], starts: Sequence[Values], seed: int) -> Any:
+        """The values of the next proposal, of a sampler of ours; None where Optuna's draws them."""
+        return None
+
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
         """Why it cannot search this space for so many goals in so many trials; None if it can."""
         return None
@@ -60,6 +69,24 @@ class RandomSampler(Sampler):
         import optuna
 
         return optuna.samplers.RandomSampler(seed=seed)
+
+
+@Sampler.register("effects")
+class EffectsSampler(RandomSampler):
+    """Expected improvement by a model of what each axis and each pair of them is worth: a Gaussian process with an
+    additive kernel (arXiv:1112.4394) and noise.
+
+    It begins with the base and with what published models have of the space, `known` of them at most, and with
+    `startup` random proposals. It proposes no point twice.
+    """
+
+    known: Count = 8
+    startup: Count = 4
+
+    def proposal(self, points: Points, history: Sequence[Told], starts: Sequence[Values], seed: int) -> Any:
+        if len(starts) <= len(history) < len(starts) + self.startup:
+            return None
+        return propose(points, history, starts, np.random.default_rng(seed))
 
 
 @Sampler.register("tpe")
@@ -212,10 +239,10 @@ def _idle_start(startup: int, trials: int, what: str) -> str | None:
     return None if startup < trials else f"the search has {trials} trials, and {what} alone would be {startup}"
 
 
-def seeded(sampler: Sampler, seed: int, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of one proposal."""
+def seed_of(seed: int, number: int) -> int:
+    """The seed of the sampler of one proposal."""
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
-    return sampler.build(int.from_bytes(digest[:4], "big"))
+    return int.from_bytes(digest[:4], "big")
 
 
 class Limits(Spec):

@@ -17,6 +17,7 @@ from archlab.arch_dsl.language.source import read_text
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import (
     CmaEsSampler,
+    EffectsSampler,
     GpSampler,
     Nsga2Sampler,
     Nsga3Sampler,
@@ -31,7 +32,8 @@ from archlab.search.trackers.database import open_optuna
 TEXT = "a: {float: [0, 1]}\nb: {float: [0, 1]}\nc: {float: [1e-4, 1], log: true}\n"
 SPACE = parse(Space, read_text(TEXT, "s.yaml"), "space")
 CMAES, GP, NSGA2, TPE = CmaEsSampler(), GpSampler(startup=5), Nsga2Sampler(population=4), TpeSampler(startup=5)
-ALL = [RandomSampler(), TPE, GP, NSGA2, Nsga3Sampler(population=4), CMAES]
+EFFECTS = EffectsSampler()
+ALL = [RandomSampler(), EFFECTS, TPE, GP, NSGA2, Nsga3Sampler(population=4), CMAES]
 EACH = [pytest.param(each, marks=[pytest.mark.slow] if each is GP else []) for each in ALL]
 
 Values = dict[str, Any]
@@ -87,7 +89,8 @@ def test_a_killed_search_proposes_the_same_with_every_sampler(
 
 @pytest.mark.slow
 def test_two_goals_are_searched_and_resumed_too() -> None:
-    for sampler, trials, killed in ((TPE, 12, 8), (GP, 8, 6), (NSGA2, 12, 8), (Nsga3Sampler(population=4), 12, 8)):
+    several = (EFFECTS, 12, 8), (TPE, 12, 8), (GP, 8, 6), (NSGA2, 12, 8), (Nsga3Sampler(population=4), 12, 8)
+    for sampler, trials, killed in several:
         expected = searched(fresh(sampler, goals=2), trials, lambda values: complete(*two(values)))
         known = {number: Known(*each) for number, each in enumerate(expected[:killed])}
         again = searched(fresh(sampler, goals=2, known=known), trials - killed, lambda v: complete(*two(v)))
@@ -103,7 +106,7 @@ def test_nothing_of_a_samplers_own_is_kept_in_the_database(tmp_path: Path) -> No
 
 
 def test_trials_that_run_do_not_keep_proposals_from_differing() -> None:
-    for sampler in (TPE, GP, NSGA2, CMAES):
+    for sampler in (EFFECTS, TPE, GP, NSGA2, CMAES):
         proposer = fresh(sampler)
         searched(proposer, 8, lambda values: complete(bowl(values)))
         asked = [proposer.ask() for _ in range(4)]
@@ -143,9 +146,13 @@ def volume(sampler: Sampler, seed: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sampler", "trials"), [(TpeSampler(), 30), (CMAES, 30), (GP, 15)], ids=["tpe", "cmaes", "gp"])
+@pytest.mark.parametrize(
+    ("sampler", "trials"),
+    [(TpeSampler(), 30), (CMAES, 30), (GP, 15), (EFFECTS, 15)],
+    ids=["tpe", "cmaes", "gp", "effects"],
+)
 def test_samplers_beat_random_ones_on_a_smooth_function(sampler: Sampler, trials: int) -> None:
-    seeds = range(3 if sampler is GP else 20)  # its median is a thirtieth of theirs, and each search takes it a second
+    seeds = range(3 if sampler in (GP, EFFECTS) else 20)  # their medians are a thirtieth of random's, in a second each
     ours, others = ([best(which, seed, trials) for seed in seeds] for which in (sampler, RandomSampler()))
     assert median(ours) < 0.5 * median(others)
 
@@ -168,3 +175,8 @@ def test_samplers_learn_from_what_was_refused(sampler: Sampler) -> None:
     found = [refused(seed) for seed in range(seeds)]
     early, late = (sum(sum(row[part]) for row in found) for part in (slice(0, 8), slice(trials - 8, trials)))
     assert early > 4 * seeds and late < 0.8 * early
+
+
+def test_effects_of_axes_keep_to_a_constraint_that_most_of_the_space_breaks() -> None:
+    found = [ending for seed in (0, 1) for _, ending in searched(fresh(EFFECTS, seed, worst=5.0), 16, narrow)[4:]]
+    assert sum(ending.state == "complete" for ending in found) >= 10, "of 24; of random ones it is a tenth"

@@ -16,7 +16,7 @@ from archlab.search.reporting.report import report
 from archlab.search.running import run as running
 from archlab.search.running.run import run
 from archlab.search.running.status import lines, status_of
-from archlab.search.sections.search.proposer import importances
+from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.space import Space
 from archlab.search.statistics.pareto import front
 from archlab.search.store.store import Store

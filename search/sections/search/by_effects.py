@@ -1,0 +1,133 @@
+"""Proposals by the effects of axes: what is known first, then where the loss is expected to improve most.
+
+The losses so far are modelled as effects of axes and of their pairs, with noise (`search/statistics/effects.py`). A
+proposal has the highest expected improvement (Jones, Schonlau and Welch 1998, J. Global Optimization 13, eq. 15) on the
+lowest loss that the model believes in, which is not the lowest that luck has shown. No point is proposed twice while
+there are others. Several goals become one by a random weighting for each proposal (ParEGO: Knowles 2006, IEEE TEVC
+10(1), eq. 2). A constraint is modelled like a loss, and an improvement counts as far as it is likely to be kept to
+(Schonlau, Welch and Jones 1998, "Global versus local search in constrained optimization").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from archlab.search.sections.search.points import Points, Values
+from archlab.search.statistics.effects import Array, Effects, fitted
+from archlab.search.utils.canonical import canonical_json
+
+_MOST = 4096  # points of a space that are all weighed
+_DRAWN = 1000  # points of a larger one that are
+_PARENTS = 16  # points whose neighbours are weighed
+_SUM = 0.05  # ParEGO's weight of the sum beside the largest
+
+
+@dataclass(frozen=True)
+class Told:
+    """An earlier proposal: `losses` has a number for each goal if its trial has ended with them, else None. `excess`
+    is above 0 for each constraint that it breaks."""
+
+    values: Values
+    losses: tuple[float, ...] | None
+    excess: Mapping[str, float]
+    ended: bool
+
+
+def propose(points: Points, history: Sequence[Told], starts: Sequence[Values], generator: np.random.Generator) -> Any:
+    """The next proposal: the `starts` in their order, then by the model. None: draw a random one."""
+    tried = {canonical_json(told.values) for told in history}
+    for start in starts:
+        if canonical_json(start) not in tried:
+            return start
+    limits = sorted({name for told in history for name in told.excess})
+    done = [told for told in history if told.losses is not None]
+    losses = _one_goal([told.losses or () for told in done], generator)
+    belief = _belief(points, [told.values for told in done], losses)
+    if belief is None and not limits:
+        return _untried(points, tried, generator)
+    seen = belief.at(belief.places)[0] if belief else losses
+    parents = [done[at].values for at in np.argsort(seen)[:_PARENTS]]
+    candidates = [*_candidates(points, parents, tried, generator)]
+    if not candidates:
+        return None
+    score = np.zeros(len(candidates))
+    if belief:
+        waiting = [told.values for told in history if not told.ended]
+        if waiting:  # as if each had ended as the model believes
+            there = points.places(waiting)
+            belief = fitted(np.vstack([belief.places, there]), np.append(losses, belief.at(there)[0]), points.numeric)
+        score = _improvement(belief, points.places(candidates), float(seen.min()))
+    for name in limits:
+        score += _kept_to(points, history, name, candidates)
+    return candidates[int(np.argmax(score))]
+
+
+def _belief(points: Points, values: Sequence[Values], losses: Array) -> Effects | None:
+    """The effects of losses; None of fewer than two that differ."""
+    differ = len(losses) > 1 and np.ptp(losses) > 0
+    return fitted(points.places(values), losses, points.numeric) if differ else None
+
+
+def believed(points: Points, trials: Sequence[tuple[Values, float]]) -> list[float]:
+    """The loss of each of (values, loss) without its luck, as the effects of all of them have it."""
+    losses = np.array([loss for _, loss in trials])
+    belief = _belief(points, [values for values, _ in trials], losses)
+    return [float(mean) for mean in (belief.at(belief.places)[0] if belief else losses)]
+
+
+def _one_goal(losses: Sequence[Sequence[float]], generator: np.random.Generator) -> Array:
+    """One number for each trial: its loss, or its goals weighted at random, each on the scale of what was found."""
+    found = np.array(losses, dtype=np.float64)
+    if found.size == 0 or found.shape[1] == 1:
+        return found.reshape(len(losses))
+    weights = generator.dirichlet(np.ones(found.shape[1]))
+    lowest, highest = found.min(axis=0), found.max(axis=0)
+    scaled = weights * (found - lowest) / np.where(highest > lowest, highest - lowest, 1.0)
+    return np.asarray(scaled.max(axis=1) + _SUM * scaled.sum(axis=1))
+
+
+def _improvement(belief: Effects, places: Array, best: float) -> Array:
+    """The logarithm of the expected improvement on `best`: `[points]`."""
+    mean, deviation = belief.at(places)
+    z = (best - mean) / deviation
+    # log(z cdf(z) + pdf(z)) without cancellation for points far above the best
+    near = np.log(np.maximum(z * norm.cdf(z) + norm.pdf(z), 1e-300))
+    far = norm.logpdf(z) - 2 * np.log(np.maximum(-z, 1.0))
+    return np.asarray(np.log(deviation) + np.where(z > -5, near, far))
+
+
+def _kept_to(points: Points, history: Sequence[Told], name: str, candidates: Sequence[Values]) -> Array:
+    """The logarithm of how likely candidates keep to a constraint: `[points]`."""
+    known = [(told.values, told.excess[name]) for told in history if name in told.excess]
+    excess = np.array([value for _, value in known])
+    if (belief := _belief(points, [values for values, _ in known], excess)) is None:
+        return np.zeros(len(candidates))
+    mean, deviation = belief.at(points.places(candidates))
+    return np.asarray(norm.logcdf(-mean / deviation))
+
+
+def _candidates(
+    points: Points, best: Sequence[Values], tried: set[str], generator: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """Points that were not tried: all of a small space, else random ones and neighbours of the best."""
+    whole = points.all(_MOST)
+    if whole is None:
+        whole = [points.random(generator) for _ in range(_DRAWN // 2)]
+        near = best or whole
+        whole += [points.near(near[index % len(near)], generator) for index in range(_DRAWN // 2)]
+    seen = set(tried)
+    for point in whole:
+        if (key := canonical_json(point)) not in seen:
+            seen.add(key)
+            yield point
+
+
+def _untried(points: Points, tried: set[str], generator: np.random.Generator) -> Any:
+    """A random point that was not tried, if one is soon found."""
+    drawn = (points.random(generator) for _ in range(100))
+    return next((point for point in drawn if canonical_json(point) not in tried), None)
