@@ -1,0 +1,204 @@
+"""What searches find on a space that was trained as a whole: a trial costs a look-up. Trains nothing.
+
+    python benchmarks/search.py                          # every way 200 times; `gp` takes hours, the others minutes
+    python benchmarks/search.py --only effects random --repeats 20
+
+The table is that of benchmarks/search_table.py. A search sees the losses of one of its two seeds, one that promotes
+those of the other at the second rung; all are judged by the mean of both. Printed as JSON, a line for each way:
+
+* reached: core-seconds until a model of the best 1% was trained at full length, the mean over repeats with its 95%
+  bootstrap interval, and the same as a share of random's;
+* found, regret: after the core-seconds of 15, 30 and 60 full trials the share of searches that had trained one, and the
+  loss of the model that they would return less the lowest one, in nats/token.
+
+Ways: samplers by name; `NAME + zoo` begins with what is known; `NAME, rungs` trains proposals for the shorter length
+with half of its core-seconds, and the best of these for the full one with the other half (`promote`), and is told after
+each budget alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from archlab.search.sections.search.known_points import known_points
+from archlab.search.sections.search.points import Points
+from archlab.search.sections.search.proposer import Ending, Proposer
+from archlab.search.sections.search.samplers import EffectsSampler, Sampler
+from archlab.search.sections.search.space import Space
+from archlab.search.study.changes import value_at
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
+from archlab.search.utils.canonical import canonical_json
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE, STUDY = ROOT / "benchmarks/results/search-table.json", ROOT / "studies/search/table.yaml"
+WAYS = ["random", "effects + zoo", "effects", "tpe", "nsga2", "random, rungs", "effects, rungs", "effects + zoo, rungs"]
+SLOW = ["gp", "gp + zoo"]
+AFTER = (15, 30, 60)  # full trials
+BEST = 0.01
+MOST = 1500  # proposals of one search
+LENGTHS = "short", "full"
+ZOO, RUNGS = " + zoo", ", rungs"
+
+
+class Table:
+    """The losses of every model of a space: `[models, seeds]` for each length."""
+
+    def __init__(self, file: Path, study: Study) -> None:
+        if not file.is_file():
+            raise SystemExit(f"{file} is not there: benchmarks/search_table.py trains and writes it")
+        said = json.loads(file.read_text())
+        axes: dict[str, list[Any]] = said["axes"]
+        self.models = {
+            canonical_json({path: axes[path][at] for path, at in zip(axes, point, strict=True)}): number
+            for number, model in enumerate(said["models"])
+            for point in model["points"]
+        }
+        self.losses = {length: np.array([model[length] for model in said["models"]]) for length in LENGTHS}
+        self.seconds = {length: np.array([model[f"{length}_s"] for model in said["models"]]) for length in LENGTHS}
+        self.truth = self.losses["full"].mean(axis=1)
+        self.best = {*np.argsort(self.truth)[: math.ceil(BEST * len(self.truth))].tolist()}
+        self.budgets = [each * float(self.seconds["full"].mean()) for each in AFTER]
+        assert isinstance(study.space, Space)
+        self.space = study.space
+        known = known_points(study.space, study.model, study.components, partial(value_at, study), 8)
+        self.known = [Points(study.space, {}).completed(each) for each in known]
+
+    def regret(self, model: int) -> float:
+        """By how much a model's loss is above the lowest, in nats/token."""
+        return float(self.truth[model] - self.truth.min())
+
+
+class Search:
+    """Proposals that are trained for one length with one seed; a model that was trained before is free."""
+
+    def __init__(self, table: Table, name: str, length: str, repeat: int) -> None:
+        self.table, self.length, self.seed, self.spent = table, length, repeat % 2, 0.0
+        sampler = Sampler.members[name.removesuffix(ZOO)]()
+        starts = table.known if name.endswith(ZOO) else ()
+        self.proposer = Proposer(None, "benchmark", table.space, sampler, repeat, starts=starts)
+        self.by_model = isinstance(sampler, EffectsSampler)
+        self.losses: dict[int, float] = {}
+        self.values: dict[int, dict[str, Any]] = {}
+
+    def step(self) -> int:
+        """Trains the next proposal; which model it is."""
+        number, values = self.proposer.ask()
+        model = self.table.models[canonical_json(values)]
+        if model not in self.losses:
+            self.spent += float(self.table.seconds[self.length][model])
+            self.losses[model] = float(self.table.losses[self.length][model, self.seed])
+            self.values[model] = values
+        self.proposer.tell(number, Ending("complete", (self.losses[model],)))
+        return model
+
+    def ranked(self) -> list[int]:
+        """The models so far, the best first: by their losses, or as the sampler's model has them."""
+        losses = list(self.losses.values())
+        if self.by_model:
+            losses = self.proposer.believed([(self.values[model], self.losses[model]) for model in self.losses])
+        return [model for _, model in sorted(zip(losses, self.losses, strict=True))]
+
+
+@dataclass
+class Found:
+    """One search: core-seconds at its first model of the best 1%; by budget whether it had one, and its regret."""
+
+    reached: float
+    found: list[bool]
+    regrets: list[float]
+
+
+def alone(table: Table, name: str, repeat: int) -> Found:
+    """A search whose trials all have the full length."""
+    search, reached = Search(table, name, "full", repeat), math.inf
+    found, regrets = list[bool](), list[float]()
+    for _ in range(MOST):
+        before = search.ranked()[:1] if len(regrets) < len(AFTER) and _near(search, len(regrets)) else []
+        model = search.step()
+        while len(regrets) < len(AFTER) and search.spent > table.budgets[len(regrets)]:
+            found.append(math.isfinite(reached))
+            regrets.append(table.regret(before[0]))
+        if model in table.best:
+            reached = min(reached, search.spent)
+        if len(regrets) == len(AFTER) and math.isfinite(reached):
+            return Found(reached, found, regrets)
+    missing = len(AFTER) - len(regrets)
+    left = table.regret(search.ranked()[0])
+    return Found(search.spent, [*found, *[math.isfinite(reached)] * missing], [*regrets, *[left] * missing])
+
+
+def _near(search: Search, budget: int) -> bool:
+    """Whether the next trial may pass a budget."""
+    return search.spent + float(search.table.seconds["full"].max()) > search.table.budgets[budget]
+
+
+def rungs(table: Table, name: str, repeat: int) -> Found:
+    """Half of each budget for proposals at the shorter length, half for the best of them at the full one."""
+    found, regrets = list[bool](), list[float]()
+    for budget in table.budgets:
+        search = Search(table, name, "short", repeat)
+        for _ in range(MOST):
+            if search.spent >= budget / 2:
+                break
+            search.step()
+        spent, losses = search.spent, dict[int, float]()
+        for model in search.ranked():
+            if spent + table.seconds["full"][model] > budget:
+                break
+            spent += float(table.seconds["full"][model])
+            losses[model] = float(table.losses["full"][model, 1 - search.seed])
+        found.append(bool(table.best & losses.keys()))
+        regrets.append(table.regret(min(losses, key=losses.__getitem__)))
+    return Found(math.nan, found, regrets)
+
+
+def interval(figure: Callable[[Any], float], repeats: int) -> list[float]:
+    """The 95% bootstrap interval of a figure of repeats, which takes their numbers."""
+    generator = np.random.default_rng(0)
+    drawn = [figure(generator.integers(repeats, size=repeats)) for _ in range(2000)]
+    return [round(float(each), 3) for each in np.quantile(drawn, [0.025, 0.975])]
+
+
+def main() -> None:
+    """Runs the ways of searching and prints what they found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--only", nargs="+", metavar="WAY", help=f"of {', '.join([*WAYS, *SLOW])}")
+    parser.add_argument("--repeats", type=int, default=200)
+    given = parser.parse_args()
+    table, random = Table(given.table, load_study(STUDY)), None
+    for way in given.only or [*WAYS, *SLOW]:
+        search = partial(rungs, table, way.removesuffix(RUNGS)) if way.endswith(RUNGS) else partial(alone, table, way)
+        runs = [search(repeat) for repeat in range(given.repeats)]
+        line: dict[str, Any] = {"way": way, "repeats": len(runs)}
+        if not way.endswith(RUNGS):
+            reached = np.array([each.reached for each in runs])
+            line["reached_s"] = round(float(reached.mean()), 1)
+            line["interval"] = interval(lambda at, x=reached: x[at].mean(), len(runs))  # type: ignore[misc]
+            random = reached if way == "random" else random
+            if random is not None and len(random) == len(runs):
+                line["of_random"] = round(float(reached.mean() / random.mean()), 3)
+                both = partial(lambda x, y, at: x[at].mean() / y[at].mean(), reached, random)
+                line["of_random_interval"] = interval(both, len(runs))
+        line["found"] = np.array([each.found for each in runs]).mean(axis=0).round(3).tolist()
+        regrets = np.array([each.regrets for each in runs])
+        line["regret"] = regrets.mean(axis=0).round(4).tolist()
+        line["regret_se"] = (regrets.std(axis=0) / len(runs) ** 0.5).round(4).tolist()
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

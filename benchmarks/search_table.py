@@ -1,0 +1,139 @@
+"""Trains every model of studies/search/table.yaml, and writes their losses as a table that searches are measured on.
+
+    python benchmarks/search_table.py --store tables       # trains what is missing; some hours of one core
+    python benchmarks/search_table.py --store tables --write benchmarks/results/search-table.json
+
+386 models (432 points of the space, of which some are the same model), each at two lengths and with two seeds: 1544
+trials of one plain study. A line of the table has the points of a model by their places on the axes. For each length it
+has the validation losses in nats/token, and the core-seconds to train and evaluate a trial, the mean of its seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import archlab
+from archlab.search.planning.builder import Builder
+from archlab.search.results.selection import loss
+from archlab.search.sections.search.axes import Components
+from archlab.search.sections.search.space import Space, component_of
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
+from archlab.search.variants.asked import Asked
+
+STUDY = Path(__file__).resolve().parents[1] / "studies" / "search" / "table.yaml"
+LENGTHS = {"short": 32_000, "full": 128_000}  # tokens
+SEEDS = 2
+NAME = "search-table-whole"
+
+Point = dict[str, Any]  # a value for each axis
+
+
+def points(space: Space) -> Iterator[Point]:
+    """Every point of a space of choices."""
+    for values in itertools.product(*(axis.values for axis in space.axes.values())):  # type: ignore[attr-defined]
+        yield dict(zip(space.axes, values, strict=True))
+
+
+def distinct(study: Study, root: Path) -> dict[str, list[Point]]:
+    """The models of the space by the key of their trials, that of the base first: the points of each."""
+    assert isinstance(study.space, Space)
+    builder = Builder(study, root / "data")
+    builder.settled = None
+    target = builder.variant(Asked("baseline", "baseline", "", ()), None)
+    found: dict[str, list[Point]] = {target.trial(0).key: []}
+    for point in points(study.space):
+        settings = [s for path, value in point.items() for s in study.space.settings(path, value, study.components)]
+        variant = builder.variant(Asked("point", "point", "", tuple(settings)), target)
+        found.setdefault(variant.trial(0).key, []).append(point)
+    return found
+
+
+def patch(space: Space, point: Point) -> list[Any]:
+    """A point as a variant is written."""
+    parts: list[Any] = []
+    for path, value in point.items():
+        if isinstance(space.axes[path], Components):
+            parts += [name] if (name := component_of(path, value)) else []
+        else:
+            parts.append({path: value})
+    return parts
+
+
+def names(models: dict[str, list[Point]]) -> list[str]:
+    """What the models are called in the study of all."""
+    return ["baseline", *(f"model {index}" for index in range(1, len(models)))]
+
+
+def whole(study: Study, models: dict[str, list[Point]]) -> dict[str, Any]:
+    """The study of all models."""
+    assert isinstance(study.space, Space)
+    written = yaml.safe_load(STUDY.read_text())
+    for name in ("search", "space", "study", "question"):
+        written.pop(name)
+    variants = {name: patch(study.space, each[0]) for name, each in zip(names(models), models.values(), strict=True)}
+    recipes = {name: {"tokens": tokens} for name, tokens in LENGTHS.items()}
+    return {
+        **written,
+        "study": NAME,
+        "variants": {**variants, "baseline": {}},
+        "recipes": recipes,
+        "seeds": SEEDS,
+        "keep": {"final": False},
+    }
+
+
+def table(study: Study, models: dict[str, list[Point]], root: Path) -> str:
+    """What was trained, as JSON of a line for each model. Raises SystemExit while trials are missing."""
+    assert isinstance(study.space, Space)
+    axes = {path: list(axis.values) for path, axis in study.space.axes.items()}  # type: ignore[attr-defined]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    with Store.open(root, create=False) as store:
+        for row in store.study_trials(NAME):
+            if loss(row, "validation") is not None:
+                found[row["variant"], row["seed"]] = row
+    lines = []
+    for name, each in zip(names(models), models.values(), strict=True):
+        line: dict[str, Any] = {"points": [[axes[path].index(value) for path, value in at.items()] for at in each]}
+        for length in LENGTHS:
+            rows = [found.get((f"{name} [recipe={length}]", seed)) for seed in range(SEEDS)]
+            if None in rows:
+                raise SystemExit(f"{name} was not trained for the {length} length with all seeds: run without --write")
+            line[length] = [round(loss(row, "validation") or 0.0, 5) for row in rows if row]
+            times = [row["result"]["train_s"] + row["result"]["evaluate_s"] for row in rows if row]
+            line[f"{length}_s"] = round(fmean(times), 2)
+        lines.append(json.dumps(line))
+    head = {"axes": axes, "tokens": LENGTHS, "cpu": rows[0]["result"]["fingerprint"]["cpu"] if rows[0] else ""}
+    return json.dumps(head)[:-1] + ', "models": [\n' + ",\n".join(lines) + "\n]}"
+
+
+def main() -> None:
+    """Trains, or writes what was trained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, type=Path, help="where trials are kept")
+    parser.add_argument("--write", type=Path, help="the table; without it what is missing is trained")
+    given = parser.parse_args()
+    study = load_study(STUDY)
+    models = distinct(study, given.store)
+    print(len(models), "models,", sum(map(len, models.values())), "points", flush=True)
+    asked = whole(study, models)
+    if given.write:
+        given.write.write_text(table(study, models, given.store) + "\n")
+    else:
+        archlab.run(asked, store=given.store)
+
+
+if __name__ == "__main__":
+    main()
