@@ -73,7 +73,7 @@ class Table:
         self.budgets = [each * float(self.seconds["full"].mean()) for each in AFTER]
         assert isinstance(study.space, Space)
         self.space = study.space
-        known = known_points(study.space, study.model, study.components, partial(value_at, study), 8)
+        known = known_points(study.space, study.model, study.components, partial(value_at, study), [], 8)
         self.known = [Points(study.space, {}).completed(each) for each in known]
 
     def regret(self, model: int) -> float:

@@ -66,6 +66,7 @@ _DECISIONS: dict[str, Check] = {  # by how their names begin
     "micro_batch": whole(count, 1),
     "tune_sd": deviation,
     "promotion": list_of(count),
+    "known points": list_of(mapping_of(plain)),
     "seed_sd": deviation,
 }
 _NOISE: Check = mapping(

@@ -38,8 +38,15 @@ class Told:
     ended: bool
 
 
-def propose(points: Points, history: Sequence[Told], starts: Sequence[Values], generator: np.random.Generator) -> Any:
-    """The next proposal: the `starts` in their order, then by the model. None: draw a random one."""
+def propose(
+    points: Points,
+    history: Sequence[Told],
+    starts: Sequence[Values],
+    startup: int,
+    generator: np.random.Generator,
+) -> Any:
+    """The next proposal: the `starts` in their order, `startup` random ones, then by the model. None: all were tried,
+    or as good as all."""
     tried = {canonical_json(told.values) for told in history}
     for start in starts:
         if canonical_json(start) not in tried:
@@ -48,7 +55,7 @@ def propose(points: Points, history: Sequence[Told], starts: Sequence[Values], g
     done = [told for told in history if told.losses is not None]
     losses = _one_goal([told.losses or () for told in done], generator)
     belief = _belief(points, [told.values for told in done], losses)
-    if belief is None and not limits:
+    if len(history) < len(starts) + startup or (belief is None and not limits):
         return _untried(points, tried, generator)
     seen = belief.at(belief.places)[0] if belief else losses
     parents = [done[at].values for at in np.argsort(seen)[:_PARENTS]]

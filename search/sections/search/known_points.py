@@ -3,52 +3,101 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from archlab.arch_dsl import load
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.patching.patch import Setting, apply, settings_of
 from archlab.arch_dsl.tree.identity import diff
+from archlab.arch_dsl.tree.paths import get
 from archlab.arch_dsl.zoo import entries
+from archlab.search.formatting.words import is_number
+from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Choice, Components
 from archlab.search.sections.search.space import OFF, Space
+from archlab.search.store.store import Store
 from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.asks import Planned
 from archlab.search.variants.patches import Patch
 
+DECISION = "known points"  # the name of a study's decision about them
+_TRAINED = 3  # models of other studies
 _DECODER = "causal-dec"
 _LAYER = re.compile(r"overrides\.[^.]*\.")
 
 
+def decided(plan: Planned, store: Store, model: Model, most: int) -> list[dict[str, Any]]:
+    """What a study's search begins with, as it was found when it began. `model` is its base, resolved."""
+    study, builder = plan.study, plan.builder
+    space = study.space
+    assert isinstance(space, Space)
+    trained = partial(trained_models, store, builder.data(study.train).identity, study.train.all_tokens)
+    known = partial(known_points, space, model, study.components, builder.given)
+    found: list[dict[str, Any]] = store.decide(study.study, DECISION, lambda: known(trained(), most))
+    return found
+
+
 def known_points(
-    space: Space, model: Model, components: Mapping[str, Patch], given: Callable[[str], Any], most: int
+    space: Space,
+    model: Model,
+    components: Mapping[str, Patch],
+    given: Callable[[str], Any],
+    trained: Iterable[Model],
+    most: int,
 ) -> list[dict[str, Any]]:
-    """The base `model`; the base with one choice in all layers, where layers choose one by one; then what decoders of
-    the zoo have in its place, the most frequent first: at most `most` points. `given` has the base's value of a path.
+    """The base, a resolved `model`; the base with one choice in all layers, where layers choose one by one; what
+    `trained` models have in its place; then what decoders of the zoo have, the most frequent first: at most `most`
+    points. `given` has the recipe's value of a path.
 
     A model has a choice where setting it would change nothing but numbers. Of axes that it has no choice of, and of
     axes of numbers, it takes the base's value. Where the base has none either, the axis is left out.
     """
-    own = {**dict(_base_numbers(space, given)), **dict(_chosen(space, components, model))}
+    own = {**dict(_base_numbers(space, model, given)), **dict(_chosen(space, components, model))}
     points = [own, *({**own, **alike} for alike in _in_all_layers(space, components))]
+    layers = _layers(model)
+    points += [{**own, **dict(_chosen(space, components, each))} for each in trained if _layers(each) == layers]
     found = Counter[str]()
-    stacks = model.stacks()
-    for published in _published(len(stacks[""].layers())) if "" in stacks else ():
+    for published in _published(layers) if layers else ():
         found[canonical_json({**own, **dict(_chosen(space, components, published))})] += 1
     points += [json.loads(point) for point, _ in found.most_common()]
     return [point for index, point in enumerate(points) if point not in points[:index]][:most]
 
 
-def _base_numbers(space: Space, given: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+def trained_models(store: Store, data: str, tokens: int) -> Iterator[Model]:
+    """The best models that a store has trained on these data for so many tokens, by validation: three, or fewer."""
+    found: dict[str, float] = {}
+    trials = {row["key"]: row for row in store.everything() if row["state"] == "complete" and row["spec"]}
+    for key, row in store.known(trials).items():
+        spec = json.loads(trials[key]["spec"])
+        if spec["data"] == data and spec["recipe"].get("tokens") == tokens:
+            value, model = loss(row, "validation"), canonical_json(spec["model"])
+            if value is not None and value < found.get(model, math.inf):
+                found[model] = value
+    for model in sorted(found, key=found.__getitem__)[:_TRAINED]:
+        with suppress(SpecError):  # of a plug-in that is not there now
+            yield load(json.loads(model))
+
+
+def _layers(model: Model) -> int:
+    """How many layers a model has; 0 of one with two stacks."""
+    stacks = model.stacks()
+    return len(stacks[""].layers()) if "" in stacks else 0
+
+
+def _base_numbers(space: Space, model: Model, given: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
     """What the base has on axes of numbers and of the recipe."""
-    for path, axis in space.axes.items():
-        if not isinstance(axis, Components) and (path.startswith("train.") or not isinstance(axis, Choice)):
-            value = given(path)
-            if axis.holds(value):
+    for path in space.axes.keys() - dict(_choices(space)).keys():
+        with suppress(SpecError):  # of a path that the base does not have
+            value = given(path) if path.startswith("train.") else get(model, tuple(path.split(".")))
+            if space.axes[path].holds(value):
                 yield path, value
 
 
@@ -73,9 +122,9 @@ def _published(n_layers: int) -> Iterator[Model]:
 
 
 def _choices(space: Space) -> Iterator[tuple[str, Choice]]:
-    """The axes of the model that are no numbers."""
+    """The axes of the model whose values are no numbers."""
     for path, axis in space.axes.items():
-        if isinstance(axis, Choice) and not path.startswith("train."):
+        if isinstance(axis, Choice) and not path.startswith("train.") and not all(map(is_number, axis.values)):
             yield path, axis
 
 
@@ -106,5 +155,4 @@ def _alike(one: Any, other: Any) -> bool:
         return bool(one["type"] == other.get("type"))
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
-    numbers = [isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other)]
-    return all(numbers) or canonical_json(one) == canonical_json(other)
+    return (is_number(one) and is_number(other)) or canonical_json(one) == canonical_json(other)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.arch_dsl.language.errors import SpecError
-from archlab.arch_dsl.model.model import resolve
+from archlab.arch_dsl.model.model import Model, resolve
 from archlab.arch_dsl.patching.patch import apply
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.fits import positions
@@ -19,7 +19,7 @@ from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
 from archlab.search.sections.search.frames import excess, measured, told
 from archlab.search.sections.search.judged import Judged
-from archlab.search.sections.search.known_points import known_points
+from archlab.search.sections.search.known_points import decided
 from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.promotion import Standing, climb, promoting_of
 from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
@@ -30,7 +30,7 @@ from archlab.search.store.store import TERMINAL, Row, Store
 from archlab.search.training.step_times import measure, step_time_key
 from archlab.search.trial.metrics import validation_history
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.variants.asked import Asked
+from archlab.search.variants.asked import Asked, Rung
 from archlab.search.variants.asks import Events, Planned
 from archlab.search.variants.memory import memory_bytes
 from archlab.search.variants.patches import spelt
@@ -213,10 +213,8 @@ class Seeker:
 
     def _starts(self) -> list[dict[str, Any]]:
         """What a sampler begins with that asks for what is known."""
-        sampler, study = self.search.sampler, self.plan.study
-        if not isinstance(sampler, EffectsSampler):
-            return []
-        return known_points(self.space, study.model, study.components, self.plan.builder.given, sampler.known)
+        sampler, model = self.search.sampler, self._resolved(self.plan.study.model)
+        return decided(self.plan, self.store, model, sampler.known) if isinstance(sampler, EffectsSampler) else []
 
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
@@ -224,8 +222,7 @@ class Seeker:
         scale = self.rungs[0].scale if self.rungs else None
         train, sized = builder.recipe((), scale), scale.settings if scale else ()
         model = apply(study.model, [s for s in sized if not s.path.startswith("train.")]) if sized else study.model
-        dataset = builder.data(train)
-        model = resolve(model, vocab=train.vocab(dataset.vocab), max_positions=positions(train, model))
+        dataset, model = builder.data(train), self._resolved(model, scale)
         rate = self.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
         recipe = {name: value for name, value in builder.settle(train).told().items() if name not in left_out}
@@ -233,6 +230,12 @@ class Seeker:
         matched = study.match.goal(target.size, target.trial(0).key) if study.match and target else None
         facts = [canonical(model), dataset.identity, recipe, matched]
         return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
+
+    def _resolved(self, model: Model, scale: Rung | None = None) -> Model:
+        """A model that says all that its recipe, data and defaults say of it."""
+        train = self.plan.builder.recipe((), scale)
+        vocab = train.vocab(self.plan.builder.data(train).vocab)
+        return resolve(model, vocab=vocab, max_positions=positions(train, model))
 
     def _target(self) -> Variant | None:
         match = self.plan.study.match

@@ -84,9 +84,7 @@ class EffectsSampler(RandomSampler):
     startup: Count = 4
 
     def proposal(self, points: Points, history: Sequence[Told], starts: Sequence[Values], seed: int) -> Any:
-        if len(starts) <= len(history) < len(starts) + self.startup:
-            return None
-        return propose(points, history, starts, np.random.default_rng(seed))
+        return propose(points, history, starts, self.startup, np.random.default_rng(seed))
 
 
 @Sampler.register("tpe")

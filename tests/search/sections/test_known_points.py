@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from archlab.arch_dsl import resolve
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import read_text
 from archlab.search.sections.search.by_effects import Told, propose
@@ -62,7 +63,8 @@ def test_random_points_and_neighbours_lie_in_the_space() -> None:
 def test_a_search_begins_with_the_base_and_with_published_models() -> None:
     study = load_study(STUDIES / "search" / "blocks.yaml")
     assert isinstance(study.space, Space)
-    found = known_points(study.space, study.model, study.components, partial(value_at, study), 99)
+    given = study.components, partial(value_at, study), []
+    found = known_points(study.space, resolve(study.model, vocab=257, max_positions=256), *given, 99)
 
     def point(**changes: Any) -> dict[str, Any]:
         base = dict.fromkeys(("gate", "qk_norm", *(f"layer {index}" for index in range(4))), "off")
@@ -80,7 +82,7 @@ def test_a_search_begins_with_the_base_and_with_published_models() -> None:
     ):
         assert published in found
     assert len({canonical_json(each) for each in found}) == len(found)
-    assert found[:5] == known_points(study.space, study.model, study.components, partial(value_at, study), 5)
+    assert found[:5] == known_points(study.space, resolve(study.model, vocab=257, max_positions=256), *given, 5)
 
 
 def test_proposals_begin_with_what_is_known_and_never_repeat() -> None:
@@ -88,7 +90,7 @@ def test_proposals_begin_with_what_is_known_and_never_repeat() -> None:
     starts = [{"a": 0, "b": 0, "c": 0}, {"a": 2, "b": 0, "c": 0}]
     history: list[Told] = []
     for number in range(18):
-        values = propose(points, history, starts, np.random.default_rng(number))
+        values = propose(points, history, starts, 1, np.random.default_rng(number))
         if values is None:
             values = points.random(np.random.default_rng(number))
         loss = abs(values["a"] - 1) + 0.5 * abs(values["b"] - 2) + 0.1 * values["c"]
@@ -96,4 +98,4 @@ def test_proposals_begin_with_what_is_known_and_never_repeat() -> None:
     assert [told.values for told in history[:2]] == starts
     assert len({canonical_json(told.values) for told in history}) == 18, "all of the space, each once"
     assert {"a": 1, "b": 2, "c": 0} in [told.values for told in history[:8]]
-    assert propose(points, history, starts, np.random.default_rng(0)) is None
+    assert propose(points, history, starts, 1, np.random.default_rng(0)) is None

@@ -206,3 +206,23 @@ def test_best_proposal_that_is_a_variant_already_is_not_repeated_under_a_second_
         ("baseline", "repeat"),
         ("baseline", "repeat"),
     ]
+
+
+def test_a_search_begins_with_the_base_and_with_what_its_store_has_trained(tmp_path: Path) -> None:
+    store, base = tmp_path / "store", {key: value for key, value in SMALL.items() if key != "space"}
+    other = {"study": "study: other", "variants": "variants:\n  baseline: {block.norm.placement: res_post}"}
+    alone = write_study(tmp_path, **{**base, **other})
+    assert run(alone, store, executor="inline", track=False).exit_code == 0
+    space = "space:\n  block.attention.kv_heads: {choice: [1, 2, 4]}\n  block.norm.placement: {choice: [pre, res_post]}"
+    sampler = "search: {trials: 6, sampler: {type: effects, known: 3, startup: 1}}"
+    study = write_study(tmp_path, **{**SMALL, "search": sampler, "space": space})
+    assert run(study, store, executor="inline", track=False).exit_code == 0
+    rows = [row for row in rows_of(store) if row["role"] == "search"]
+    proposed = [
+        [row["settings"][path] for path in ("block.attention.kv_heads", "block.norm.placement")] for row in rows
+    ]
+    assert proposed[:2] == [[4, "pre"], [4, "res_post"]] and rows[1]["reused"], "the base, and the other study's"
+    assert len({*map(tuple, proposed)}) == 6, "all of the space, each point once"
+    with Store.open(store, create=False) as opened:
+        assert [[*point.values()] for point in opened.decided("gates", "known points")] == proposed[:2]
+    assert run(study, store, executor="inline", track=False).counts.get("complete", 0) >= 6

@@ -9,6 +9,7 @@ import pytest
 from archlab.search.planning import auto_settings, tuning_noise
 from archlab.search.running import smoke
 from archlab.search.sections.prune import decide
+from archlab.search.sections.search import known_points
 from archlab.search.sections.seeds import noise
 from archlab.search.store.kept import fault_of
 
@@ -18,6 +19,7 @@ RIGHT: list[tuple[str, str, str, Any]] = [
     ("decision", "s", smoke.DECISION, 4),
     ("decision", "s", f"{tuning_noise.TUNE_SD} key", float("inf")),
     ("decision", "s", f"{decide.SEED_SD} key", 0),
+    ("decision", "s", known_points.DECISION, [{"block.norm.placement": "pre", "train.lr": 1e-3}]),
     ("memory", "step_time", "key", {"seconds": 0.5, "fingerprint": {}}),
     ("memory", noise.KIND, "key", {"s": TOLD, "t": {**TOLD, "documents": 0.1}}),
 ]
