@@ -37,6 +37,7 @@ from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.proposer import Ending, Proposer
 from archlab.search.sections.search.samplers import EffectsSampler, Sampler
 from archlab.search.sections.search.space import Space
+from archlab.search.statistics.effects import fitted
 from archlab.search.study.changes import value_at
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
@@ -108,7 +109,9 @@ class Search:
         """The models so far, the best first: by their losses, or as the sampler's model has them."""
         losses = list(self.losses.values())
         if self.by_model:
-            losses = self.proposer.believed([(self.values[model], self.losses[model]) for model in self.losses])
+            points = Points(self.table.space, {})
+            places = points.places([self.values[model] for model in self.losses])
+            losses = fitted(places, np.array(losses), points.numeric).at(places)[0].tolist()
         return [model for _, model in sorted(zip(losses, self.losses, strict=True))]
 
 

@@ -30,7 +30,7 @@ _SUM = 0.05  # ParEGO's weight of the sum beside the largest
 @dataclass(frozen=True)
 class Told:
     """An earlier proposal: `losses` has a number for each goal if its trial has ended with them, else None. `excess`
-    is above 0 for each constraint that it breaks."""
+    is above 0 for each constraint that it breaks. One that has not `ended` is being trained."""
 
     values: Values
     losses: tuple[float, ...] | None
@@ -78,13 +78,6 @@ def _belief(points: Points, values: Sequence[Values], losses: Array) -> Effects 
     """The effects of losses; None of fewer than two that differ."""
     differ = len(losses) > 1 and np.ptp(losses) > 0
     return fitted(points.places(values), losses, points.numeric) if differ else None
-
-
-def believed(points: Points, trials: Sequence[tuple[Values, float]]) -> list[float]:
-    """The loss of each of (values, loss) without its luck, as the effects of all of them have it."""
-    losses = np.array([loss for _, loss in trials])
-    belief = _belief(points, [values for values, _ in trials], losses)
-    return [float(mean) for mean in (belief.at(belief.places)[0] if belief else losses)]
 
 
 def _one_goal(losses: Sequence[Sequence[float]], generator: np.random.Generator) -> Array:

@@ -94,7 +94,8 @@ def _layers(model: Model) -> int:
 
 def _base_numbers(space: Space, model: Model, given: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
     """What the base has on axes of numbers and of the recipe."""
-    for path in space.axes.keys() - dict(_choices(space)).keys():
+    choices = dict(_choices(space))
+    for path in (path for path in space.axes if path not in choices):
         with suppress(SpecError):  # of a path that the base does not have
             value = given(path) if path.startswith("train.") else get(model, tuple(path.split(".")))
             if space.axes[path].holds(value):
@@ -141,7 +142,7 @@ def _in_all_layers(space: Space, components: Mapping[str, Patch]) -> Iterator[di
 
 
 def _has(model: Model, settings: list[Setting]) -> bool:
-    """Whether these settings would change nothing of a model but sizes."""
+    """Whether these settings would change nothing of a model but numbers."""
     try:
         changes = diff(model, apply(model, settings))
     except SpecError:

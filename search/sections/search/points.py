@@ -69,16 +69,6 @@ class Points:
                 kept[path] = _value(axis, min(max(share, 0.0), 1.0))
         return self._completed(kept, generator)
 
-    def steps(self, point: Values) -> Iterator[dict[str, Any]]:
-        """The point with one of its axes at another value, each in turn; of numbers both ends."""
-        for path, axis in self._axes:
-            if path in point:
-                ends = axis.values if isinstance(axis, Choice) else (axis.low, axis.high)
-                generator = np.random.default_rng(0)
-                for value in ends:
-                    if canonical_json(value) != canonical_json(point[path]):
-                        yield self._completed({**point, path: value}, generator)
-
     def completed(self, values: Values) -> dict[str, Any]:
         """A point with these values where its axes take them; others are in the middle, or at their first choice."""
         return self._completed(values, None)

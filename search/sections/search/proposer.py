@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.sections.search.axes import Choice, Integers
-from archlab.search.sections.search.by_effects import Told, believed
+from archlab.search.sections.search.by_effects import Told
 from archlab.search.sections.search.optuna_values import categories, decoded, encoded
 from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.samplers import Sampler, TpeSampler, seed_of
@@ -156,10 +156,6 @@ class Proposer:
             }
             for trial in self._live.get_trials(deepcopy=False)
         }
-
-    def believed(self, trials: Sequence[tuple[Mapping[str, Any], float]]) -> list[float]:
-        """The loss of each of (values, loss) without its luck."""
-        return believed(self._points, trials)
 
     def waiting(self) -> list[int]:
         """The numbers of the proposals that were not told."""

@@ -213,8 +213,9 @@ class Seeker:
 
     def _starts(self) -> list[dict[str, Any]]:
         """What a sampler begins with that asks for what is known."""
-        sampler, model = self.search.sampler, self._resolved(self.plan.study.model)
-        return decided(self.plan, self.store, model, sampler.known) if isinstance(sampler, EffectsSampler) else []
+        if not isinstance(self.search.sampler, EffectsSampler):
+            return []
+        return decided(self.plan, self.store, self._resolved(self.plan.study.model), self.search.sampler.known)
 
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
