@@ -10,6 +10,7 @@ from archlab.arch_dsl.language.spec import Count, Range, added
 from archlab.search.data.documents.document import GIVEN, Document, pieces
 from archlab.search.data.documents.draws import Draw
 from archlab.search.data.sources.family import Corpus, Source, Stdlib
+from archlab.search.data.sources.questions import Task, question
 
 Raw = bytes
 Mode = Literal["standard", "easy"]
@@ -70,9 +71,9 @@ class Needles(Corpus):
     `document_bytes` with a sentence about a number at a random place, and the question and answer at the end, as the
     measure `needle` asks for it.
 
-    The first `documents` pieces are taken. Each is in the split of the text that it was made of, so that none tells of
-    another domain's held-out text. With `as_examples` text and question are given and the answer is asked for, by the
-    objective `targets`.
+    With `tasks` the questions are those of the measure `ruler`, in turn. The first `documents` pieces are taken. Each
+    is in the split of the text that it was made of, so that none tells of another domain's held-out text. With
+    `as_examples` text and question are given and the answer is asked for, by the objective `targets`.
     """
 
     haystack: Source = Stdlib()
@@ -81,6 +82,7 @@ class Needles(Corpus):
     mode: Mode = "standard"
     seed: Seed = 0
     as_examples: bool = added(default=False)
+    tasks: tuple[Task, ...] = added(default=())
 
     @property
     def holds_examples(self) -> bool:
@@ -105,13 +107,21 @@ class Needles(Corpus):
                 made += 1
 
     def hidden(self, text: str, index: int) -> Raw:
-        """A text with needle and question."""
-        draw = Draw(self.seed, index)
-        own, place = needle(draw, self.mode), draw.below(len(text) + 1)
-        answer, asked = own.answers[0], ""
-        if self.as_examples:
-            text, asked = text.replace(GIVEN.decode(), " "), GIVEN.decode()
-        return f"{text[:place]}{own.needle}{answer}\n{text[place:]}{own.question}{asked}{answer}\n".encode()
+        """A text with its facts, and a question about them."""
+        draw, given = Draw(self.seed, index), GIVEN.decode() if self.as_examples else ""
+        if self.tasks:
+            own = question(draw, self.tasks[index % len(self.tasks)])
+            facts, asked, (answer, *_) = own
+        else:
+            hidden = needle(draw, self.mode)
+            (answer, *_), asked = hidden.answers, hidden.question
+            facts = (f"{hidden.needle}{answer}\n",)
+        places = sorted(draw.below(len(text) + 1) for _ in facts)
+        if given:
+            text = text.replace(given, " ")
+        pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+        read = "".join(piece + fact for piece, fact in zip(pieces, [*facts, ""], strict=True))
+        return f"{read}{asked}{given}{answer}\n".encode()
 
     def label(self) -> str:
         """`needles in text: books/*.txt`"""

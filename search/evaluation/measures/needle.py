@@ -16,7 +16,7 @@ from archlab.search.evaluation.family import About, Found, Grid, Measure, Subjec
 from archlab.search.evaluation.replies import asking, no_next_token, replies
 
 _SEED = 1  # of the words and numbers, the same for all trials
-_SCORES = ("exact", "chosen", "rank", "loss")
+SCORES = ("exact", "chosen", "rank", "loss")
 
 
 class Prompt(NamedTuple):
@@ -71,17 +71,7 @@ class Needle(Measure):
         return "_".join([self.type, *said, *map(str, self.lengths), *own])
 
     def refusal(self, about: About) -> str | None:
-        if why := no_next_token(about):
-            return why
-        if not about.dataset.has_text:
-            return "the data were given as tokens, in which no sentence can be written"
-        needed = max(prompt.length for prompt in self.prompts(about.dataset))
-        most = max(self.lengths, default=about.recipe.context)
-        if short := [length for length in self.lengths or (most,) if length < needed]:
-            return f"{min(short)} tokens have no room for the sentence and the question, which take {needed}"
-        if most >= about.dataset.tokens["test"]:
-            return f"{most} tokens are more than the test text has"
-        return about.refusal(most) if most > about.recipe.context else None
+        return no_text(about) or no_room(about, self.lengths, max(p.length for p in self.prompts(about.dataset)))
 
     def prompts(self, dataset: Dataset) -> list[Prompt]:
         """One for each sample."""
@@ -98,9 +88,7 @@ class Needle(Measure):
     def compute(self, subject: Subject) -> Found:
         about = subject.about
         stream, prompts = about.dataset.split("test"), self.prompts(about.dataset)
-        needed = max(prompt.length for prompt in prompts)
-        quarters = (about.recipe.context * part // 4 for part in (1, 2, 3, 4))
-        lengths = sorted(set(self.lengths)) or [length for length in quarters if length >= needed]
+        lengths = read_lengths(about, self.lengths, max(prompt.length for prompt in prompts))
         depths = np.linspace(0, 1, self.depths)
         starts = np.linspace(0, len(stream) - lengths[-1], self.samples).astype(np.int64)
         model = subject.at(max(lengths[-1], about.recipe.context))
@@ -110,22 +98,45 @@ class Needle(Measure):
             texts = [stream[start : start + max(length - prompt.length, 0)].astype(np.int64) for prompt, start in pairs]
             asked = zip(prompts, texts, strict=True)
             rows = [row for prompt, hay in asked for row in prompt.rows(hay, depth, about.dataset.eod, hide)]
-            return _scores(subject, model, rows, self.answers)
+            return scores(subject, model, rows, self.answers)
 
         cells = np.array([[scored(length, depth) for depth in depths] for length in lengths])
         ceiling, floor = scored(0, 1), scored(lengths[-1], 1, hide=False)
-        values = dict(zip(_SCORES, cells.mean((0, 1)).tolist(), strict=True))
+        values = dict(zip(SCORES, cells.mean((0, 1)).tolist(), strict=True))
         values |= {"floor": floor[1], "ceiling": ceiling[1], "exact_ceiling": ceiling[0], "chance": 1 / self.answers}
         places = [round(100 * depth, 1) for depth in depths.tolist()]
         grids = {
             f"{self.label}_{name}": Grid(lengths, places, "length", "depth %", cells[..., k].tolist(), self.samples)
-            for k, name in enumerate(_SCORES)
+            for k, name in enumerate(SCORES)
         }
         return Found({f"{self.label}_{name}": float(value) for name, value in values.items()}, grids=grids)
 
 
-def _scores(subject: Subject, model: nn.Module, rows: list[tuple[Ints, int]], answers: int) -> npt.NDArray[np.float64]:
-    """Means over texts of what `_SCORES` names, `[4]`; of each text there are so many rows, that of the right answer
+def no_text(about: About) -> str | None:
+    """Why no sentence can be hidden and asked for."""
+    if why := no_next_token(about):
+        return why
+    return None if about.dataset.has_text else "the data were given as tokens, in which no sentence can be written"
+
+
+def no_room(about: About, lengths: tuple[int, ...], needed: int) -> str | None:
+    """Why `lengths`, or the context without them, cannot be read; what is hidden and asked takes `needed` tokens."""
+    most = max(lengths, default=about.recipe.context)
+    if short := [length for length in lengths or (most,) if length < needed]:
+        return f"{min(short)} tokens have no room for the sentence and the question, which take {needed}"
+    if most >= about.dataset.tokens["test"]:
+        return f"{most} tokens are more than the test text has"
+    return about.refusal(most) if most > about.recipe.context else None
+
+
+def read_lengths(about: About, lengths: tuple[int, ...], needed: int) -> list[int]:
+    """The lengths, or those quarters of the context that have `needed` tokens."""
+    quarters = (about.recipe.context * part // 4 for part in (1, 2, 3, 4))
+    return sorted(set(lengths)) or [length for length in quarters if length >= needed]
+
+
+def scores(subject: Subject, model: nn.Module, rows: list[tuple[Ints, int]], answers: int) -> npt.NDArray[np.float64]:
+    """Means over texts of what `SCORES` names, `[4]`; of each text there are so many rows, that of the right answer
     first. What a row lacks is filled at its end, where nothing is asked."""
     ends = np.array([len(tokens) for tokens, _ in rows])
     padded = np.zeros((len(rows), ends.max()), dtype=np.int64)

@@ -17,6 +17,7 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.search.data import Bytes, Dataset, Source, prepare
 from archlab.search.data.examples import read
 from archlab.search.data.sources.given_tokens import ANSWER
+from archlab.search.data.sources.questions import TASKS
 from archlab.search.evaluation.measures import About, Measure, Subject
 from archlab.search.evaluation.measures.needle import Needle
 from archlab.search.evaluation.replies import asking, replies
@@ -195,6 +196,23 @@ def test_a_needle_is_found_where_it_is_within_reach(text: Dataset) -> None:
     assert near.grids[f"{label}_chosen"].values[0][2] == 1
 
 
+def test_questions_about_several_facts_are_told_apart_by_task_and_length(text: Dataset) -> None:
+    found = measured("ruler", reader(about(text), order=8), lengths=[240, 400], samples=3)
+    cells = found.grids["ruler_240_400_s3_exact"]
+    assert (cells.row, cells.rows, cells.column, cells.columns, cells.n) == ("length", [240, 400], "task", [*TASKS], 3)
+    by_task = dict(zip(TASKS, zip(*cells.values, strict=True), strict=True))
+    assert by_task["one"] == by_task["keys"] == (1, 1), "who copies what followed the same eight bytes finds a number"
+    assert by_task["variables"] == by_task["values"] == (0, 0), "and knows neither chains nor lists"
+    told = {name.removeprefix("ruler_240_400_s3_"): value for name, value in found.values.items()}
+    chosen = np.array(found.grids["ruler_240_400_s3_chosen"].values)
+    assert told["chosen"] == pytest.approx(chosen.mean()) and told["chance"] == 0.1
+    assert told["chosen_400"] == pytest.approx(chosen[1].mean())
+    assert told["keys_chosen"] == pytest.approx(chosen[:, 1].mean()) == 1
+    assert told["keys_ceiling"] == 1 and told["ceiling"] < 1 and told["floor"] < 0.5
+    near = measured("ruler", reader(about(text), order=8, memory=60), tasks=["one"], lengths=[400], samples=3)
+    assert near.values["ruler_one_400_s3_exact"] < 1, "out of reach"
+
+
 def test_greedy_decoding_token_by_token_gives_what_exact_says(text: Dataset) -> None:
     of = reader(about(text), order=8, memory=90)
     needle = Needle(mode="easy", fact="san_francisco")
@@ -216,6 +234,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("needle", {}, {"context": 64}, "64 tokens have no room"),
     ("needle", {"lengths": [10**6]}, {}, "more than the test text has"),
     ("needle", {}, {"objective": "masked"}, "masked does not predict the next token"),
+    ("ruler", {"lengths": [100]}, {}, "100 tokens have no room"),
+    ("ruler", {"tasks": []}, {}, "there are no tasks"),
     ("induction", {"length": 60}, {}, "60 different tokens are asked for"),
     ("recall", {}, {"context": 6}, "context of 6 tokens is too short"),
     ("induction", {}, {"objective": "prefix"}, "prefix does not predict the next token"),
