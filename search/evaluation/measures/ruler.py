@@ -55,6 +55,7 @@ class Ruler(Measure):
     """
 
     main: ClassVar[str] = "tasks"
+    in_all: ClassVar[bool] = False
     tasks: tuple[Task, ...] = TASKS
     lengths: tuple[Count, ...] = ()
     samples: Count = 8
