@@ -136,7 +136,7 @@ def row_of(file: Path) -> str:
         trials += len(built)  # a probe of each
     name = file.relative_to(STUDIES).as_posix()
     scales = ", ".join(study.scales) or "one"
-    paper = f"`{study.report.published.table}`" if study.report.published else ""
+    paper = f"{', '.join(f'`{name}`' for name in study.report.published.table)}" if study.report.published else ""
     minutes = max(1, round(flops / _FLOPS / 60))
     time = f"{minutes}" if minutes < _PLANNED else "plan alone"
     return f"| [{name}]({name}) | {study.question} | {scales} | {trials} | {time} | {paper} |"

@@ -8,13 +8,13 @@ the lower number, or that some rows are equal within a margin.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, field
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, unknown
 from archlab.arch_dsl.language.parse import parse, parse_record
 from archlab.arch_dsl.language.source import Node, read
 from archlab.arch_dsl.language.spec import Positive, Spec
@@ -97,15 +97,21 @@ class Paper(Spec):
 
 class Published(Section):
     """The `table` that the study reproduces, as `FILE.TABLE`: the file published/FILE.yaml beside the study's file or
-    in a folder above it, the nearest, and one of its tables. `rows` says which row a variant is, or which ones; one
-    that it does not name is the row of its own name. Rank correlations are given once more `without` some variants."""
+    in a folder above it, the nearest, and one of its tables. Several tables of one paper are shown as one, with the
+    columns of all. `rows` says which row a variant is, or which ones; one that it does not name is the row of its own
+    name. Rank correlations are given once more `without` some variants."""
 
     key = "published"
     within = "report"
     title: ClassVar[str] = "published"
-    table: str
+    table: tuple[str, ...]
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """The tables as one name."""
+        return ", ".join(self.table)
 
     def problems(self, study: Question) -> Iterator[Problem]:
         variants, cells = list(study.variants), study.cells
@@ -120,10 +126,10 @@ class Published(Section):
             if variant not in known:
                 yield Problem(f"{path}.rows", unknown(variant, "variant", known), mark)
             if not rows:
-                yield Problem(f"{path}.rows.{variant}", f"must name a row of {self.table}, found nothing", mark)
+                yield Problem(f"{path}.rows.{variant}", f"must name a row of {self.named}, found nothing", mark)
             for row in rows:
                 if row not in table.rows:
-                    message = unknown(row, f"row of {self.table}", table.rows)
+                    message = unknown(row, f"row of {self.named}", table.rows)
                     yield Problem(f"{path}.rows.{variant}", message, mark)
         for group in (variants, cells):
             mine = [row for variant, rows in self.rows.items() if variant in group for row in rows]
@@ -131,7 +137,7 @@ class Published(Section):
                 yield Problem(f"{path}.rows", f"gives the row '{twice[0]}' twice", self.mark("rows"))
         mapped = rows_of_variants(self, table, known)
         if not mapped:
-            message = f"no variant is a row of {self.table}; `rows` says which ({', '.join(table.rows)})"
+            message = f"no variant is a row of {self.named}; `rows` says which ({', '.join(table.rows)})"
             yield Problem(path, message, self.mark("table"))
         for variant in self.without:
             if mapped and variant not in mapped:
@@ -144,10 +150,43 @@ class Published(Section):
 
 
 def find_table(options: Published, file: Path | None) -> tuple[Paper, Table]:
-    """The paper and the table that options name. Raises SpecError."""
-    mark = options.mark("table")
+    """The paper and the table that options name, several as one. Raises SpecError."""
+    found = [_find_table(name, file, options.mark(f"table.{place}")) for place, name in enumerate(options.table)]
+    if not found:
+        raise SpecError.of("report.published.table", "names no table", options.mark("table"))
+    papers, tables = zip(*found, strict=True)
+    if len({name.partition(".")[0] for name in options.table}) > 1:
+        told = f"{options.named} are of several files; a study shows tables of one paper"
+        raise SpecError.of("report.published.table", told, options.mark("table"))
+    whole = _joined(tables)
+    for place, column in enumerate(whole.columns):
+        if column in whole.columns[:place]:
+            told = f"the column '{column}' is in two of {options.named}"
+            raise SpecError.of("report.published.table", told, options.mark("table"))
+    return papers[0], whole
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """Tables as one: a row has the columns of all, and nothing is printed where a table lacks it."""
+    if len(tables) == 1:
+        return tables[0]
+    rows = {
+        name: tuple(cell for table in tables for cell in table.rows.get(name, (None,) * len(table.columns)))
+        for name in dict.fromkeys(name for table in tables for name in table.rows)
+    }
+    return Table(
+        caption="; ".join(table.caption for table in tables if table.caption),
+        columns=tuple(column for table in tables for column in table.columns),
+        measures={column: ours for table in tables for column, ours in table.measures.items()},
+        rows=rows,
+        claims=tuple(claim for table in tables for claim in table.claims),
+    )
+
+
+def _find_table(named: str, file: Path | None, mark: Mark | None) -> tuple[Paper, Table]:
+    """The paper and one of its tables. Raises SpecError."""
     folder = file.absolute().parent if file is not None and file.is_file() else Path.cwd()
-    name, dot, table = options.table.partition(".")
+    name, dot, table = named.partition(".")
     files: dict[str, Path] = {}  # the nearest of a name
     for place in (folder, *folder.parents):
         for path in sorted((place / FOLDER).glob("*.yaml")):
@@ -182,7 +221,7 @@ def published_record(options: Published, names: Iterable[str], file: Path | None
     mapped = rows_of_variants(options, table, names)
     claims = [{**asdict(claim), "pairs": claim.pairs} for claim in table.claims]
     record = {
-        "table": options.table,
+        "table": options.named,
         "source": asdict(paper.source),
         **asdict(table),
         "claims": claims,

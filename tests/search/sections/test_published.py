@@ -155,11 +155,19 @@ def test_a_wrong_file_is_told_where(old: str, new: str, message: str, tmp_path: 
             "report.published.row: 'row' is not a key of published; did you mean 'rows'?",
         ),
         ("{rows: {gated: g1}}", "report.published.table: is missing: published needs it"),
+        ("{table: []}", "report.published.table: names no table"),
+        (
+            "{table: [paper.table1, paper.table1]}",
+            "report.published.table: the column 'gate' is in two of paper.table1",
+        ),
+        ("{table: [paper.table1, other.table1]}", "paper.table1, other.table1 are of several files; a study shows"),
+        ("{table: [paper.table1, paper.table7]}", "report.published.table: 'table7' is not a table of"),
     ],
     ids=lambda text: text[:40],
 )
 def test_a_wrong_table_is_refused_before_anything_is_trained(published: str, message: str, tmp_path: Path) -> None:
     put(tmp_path)
+    put(tmp_path, name="other")
     study = write_study(tmp_path, report=f"report:\n  published: {published}")
     with pytest.raises(SpecError) as caught:
         run(study, tmp_path / "store", executor="inline", track=False)
@@ -167,6 +175,26 @@ def test_a_wrong_table_is_refused_before_anything_is_trained(published: str, mes
     assert message in told
     assert f"{study}:23:" in told
     assert not list((tmp_path / "store").glob("trials/*"))
+
+
+def test_several_tables_of_a_paper_stand_as_one(tmp_path: Path) -> None:
+    second = """\
+  table2:
+    caption: downstream
+    columns: [piqa]
+    measures: {piqa: {number: bits_per_byte, times: 100}}
+    rows: {g1: [64.5], baseline: [61.0], g9: [50.0]}
+    claims: [{claim: G1 answers., lower: [g1], than: [baseline]}]
+"""
+    put(tmp_path, FILE + second)
+    options = Published(table=("paper.table1", "paper.table2"), rows={"gated": ("g1",), "other": ("g2",)})
+    found = published_record(options, ["baseline", "gated", "other"], write_study(tmp_path))
+    assert found["table"] == "paper.table1, paper.table2" and found["caption"] == "a caption; downstream"
+    assert found["columns"] == ["gate", "added_m", "ppl", "attention", "diverged", "piqa"]
+    assert found["rows"]["g1"] == ["sigmoid", 201, 5.4, 0.1, False, 64.5]
+    assert found["rows"]["g2"][-1] is None and found["rows"]["g9"][:5] == [None] * 5, "what a table lacks"
+    assert [claim["claim"] for claim in found["claims"]] == ["G1 helps.", "G1 answers."]
+    assert {*found["variants"]} == {"baseline", "gated", "other"}
 
 
 def test_a_table_of_other_rows_is_refused(tmp_path: Path) -> None:
@@ -245,7 +273,7 @@ EFFECTS = {"baseline": 0.0, "g1": -0.1, "g2": 0.02, "mine": -0.05, "g4": 0.1}
 def found(tmp_path: Path) -> Comparison:
     record, trials = make_study(EFFECTS)
     put(tmp_path)
-    options = Published(table="paper.table1", rows={"mine": ("g3",)}, without=("g4",))
+    options = Published(table=("paper.table1",), rows={"mine": ("g3",)}, without=("g4",))
     study = write_study(tmp_path)
     record["published"] = published_record(options, list(EFFECTS), study)
     end_as(pick(trials, "g4", role="repeat"), "diverged")
@@ -290,7 +318,7 @@ def test_agreement_is_over_all_and_over_resolved_rows(found: Comparison) -> None
 def test_unresolved_rows_leave_the_agreement_of_resolved_ones(tmp_path: Path) -> None:
     record, trials = make_study(EFFECTS | {"g2": 0.0001})
     put(tmp_path)
-    record["published"] = published_record(Published(table="paper.table1"), list(EFFECTS), write_study(tmp_path))
+    record["published"] = published_record(Published(table=("paper.table1",)), list(EFFECTS), write_study(tmp_path))
     found = compare(record, trials)
     assert found.published.set_index("variant").loc["g2", "verdict"] == "within noise"
     assert [(row["rows"], row["n"]) for row in found.agreement] == [("all", 4), ("resolved", 3)]
