@@ -32,6 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from archlab.arch_dsl import resolve
 from archlab.search.sections.search.known_points import known_points
 from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.proposer import Ending, Proposer
@@ -74,7 +75,8 @@ class Table:
         self.budgets = [each * float(self.seconds["full"].mean()) for each in AFTER]
         assert isinstance(study.space, Space)
         self.space = study.space
-        known = known_points(study.space, study.model, study.components, partial(value_at, study), [], 8)
+        model = resolve(study.model, vocab=257, max_positions=study.train.context)
+        known = known_points(study.space, model, study.components, partial(value_at, study), [], 8)
         self.known = [Points(study.space, {}).completed(each) for each in known]
 
     def regret(self, model: int) -> float:
@@ -190,7 +192,7 @@ def main() -> None:
         if not way.endswith(RUNGS):
             reached = np.array([each.reached for each in runs])
             line["reached_s"] = round(float(reached.mean()), 1)
-            line["interval"] = interval(lambda at, x=reached: x[at].mean(), len(runs))  # type: ignore[misc]
+            line["interval"] = interval(partial(lambda x, at: x[at].mean(), reached), len(runs))
             random = reached if way == "random" else random
             if random is not None and len(random) == len(runs):
                 line["of_random"] = round(float(reached.mean() / random.mean()), 3)

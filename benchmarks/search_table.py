@@ -11,10 +11,8 @@ has the validation losses in nats/token, and the core-seconds to train and evalu
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import archlab
 from archlab.search.planning.builder import Builder
 from archlab.search.results.selection import loss
-from archlab.search.sections.search.axes import Components
+from archlab.search.sections.search.axes import Choice, Components
+from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.space import Space, component_of
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
@@ -36,15 +35,15 @@ from archlab.search.variants.asked import Asked
 STUDY = Path(__file__).resolve().parents[1] / "studies" / "search" / "table.yaml"
 LENGTHS = {"short": 32_000, "full": 128_000}  # tokens
 SEEDS = 2
+MOST = 10_000  # points of a space that is trained as a whole
 NAME = "search-table-whole"
 
 Point = dict[str, Any]  # a value for each axis
 
 
-def points(space: Space) -> Iterator[Point]:
-    """Every point of a space of choices."""
-    for values in itertools.product(*(axis.values for axis in space.axes.values())):  # type: ignore[attr-defined]
-        yield dict(zip(space.axes, values, strict=True))
+def axes_of(space: Space) -> dict[str, list[Any]]:
+    """The values of each axis of a space of choices."""
+    return {path: list(axis.values) for path, axis in space.axes.items() if isinstance(axis, Choice)}
 
 
 def distinct(study: Study, root: Path) -> dict[str, list[Point]]:
@@ -54,7 +53,7 @@ def distinct(study: Study, root: Path) -> dict[str, list[Point]]:
     builder.settled = None
     target = builder.variant(Asked("baseline", "baseline", "", ()), None)
     found: dict[str, list[Point]] = {target.trial(0).key: []}
-    for point in points(study.space):
+    for point in Points(study.space, {}).all(MOST) or []:
         settings = [s for path, value in point.items() for s in study.space.settings(path, value, study.components)]
         variant = builder.variant(Asked("point", "point", "", tuple(settings)), target)
         found.setdefault(variant.trial(0).key, []).append(point)
@@ -98,7 +97,7 @@ def whole(study: Study, models: dict[str, list[Point]]) -> dict[str, Any]:
 def table(study: Study, models: dict[str, list[Point]], root: Path) -> str:
     """What was trained, as JSON of a line for each model. Raises SystemExit while trials are missing."""
     assert isinstance(study.space, Space)
-    axes = {path: list(axis.values) for path, axis in study.space.axes.items()}  # type: ignore[attr-defined]
+    axes = axes_of(study.space)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     with Store.open(root, create=False) as store:
         for row in store.study_trials(NAME):
@@ -132,7 +131,7 @@ def main() -> None:
     if given.write:
         given.write.write_text(table(study, models, given.store) + "\n")
     else:
-        archlab.run(asked, store=given.store)
+        archlab.run(load_study(asked), store=given.store)
 
 
 if __name__ == "__main__":

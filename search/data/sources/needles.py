@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.spec import Count, Range, added
 from archlab.search.data.documents.document import GIVEN, Document, pieces
 from archlab.search.data.documents.draws import Draw
 from archlab.search.data.sources.family import Corpus, Source, Stdlib
-from archlab.search.data.sources.questions import Task, question
+from archlab.search.data.sources.questions import CONSONANTS, VOWELS, Task, question
 
 Raw = bytes
 Mode = Literal["standard", "easy"]
 Fact = Literal["number", "san_francisco"]
 Seed = Annotated[int, Range(min=0, max=2**31)]
 
-_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _BEST = "the best thing to do in San Francisco"
 _THINGS = (  # the first is arXiv:2503.02130's; the others are what else one could say
     " eat a sandwich and sit in Dolores Park on a sunny day.",
@@ -61,7 +61,7 @@ def needle(draw: Draw, mode: Mode = "standard", fact: Fact = "number", answers: 
 
 def _word(draw: Draw) -> str:
     """Two syllables."""
-    letters = (_CONSONANTS, _VOWELS) * 2
+    letters = (CONSONANTS, VOWELS) * 2
     return "".join(kind[draw.below(len(kind))] for kind in letters)
 
 
@@ -89,7 +89,10 @@ class Needles(Corpus):
         return self.as_examples
 
     def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
-        """Those of the haystack."""
+        """Those of the haystack. Raises SpecError."""
+        if self.tasks and self.mode != "standard":
+            message = f"'{self.mode}' is of needles without `tasks`; leave one of the two out"
+            raise SpecError.of(f"{path}.mode", message, self.mark("mode"))
         return self.haystack.find(base, f"{path}.haystack", root)
 
     def absent(self, root: Path) -> bool:

@@ -12,7 +12,7 @@ Task = Literal["one", "keys", "values", "queries", "variables", "words"]
 TASKS: tuple[Task, ...] = get_args(Task)
 MOST = 10  # answers to choose from
 
-_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 _KEYS = 4  # facts of which one is asked for
 _HOPS = 3  # names of one value, of which the last is asked for
 _CHAINS = 2  # values with names
@@ -116,7 +116,7 @@ def _numbers(draw: Draw, count: int) -> list[int]:
 
 def _words(draw: Draw, count: int) -> list[str]:
     """Different words of two syllables."""
-    syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
     places = draw.some(len(syllables) ** 2, count).tolist()
     return [syllables[place // len(syllables)] + syllables[place % len(syllables)] for place in places]
 

@@ -97,10 +97,11 @@ class Ruler(Measure):
         lengths = read_lengths(about, self.lengths, self._needed(about.dataset))
         starts = np.linspace(0, len(stream) - lengths[-1], self.samples).astype(np.int64)
         model = subject.at(max(lengths[-1], about.recipe.context))
+        prompts = {task: self.prompts(about.dataset, task) for task in self.tasks}
 
         def scored(task: Task, length: int, hide: bool = True) -> npt.NDArray[np.float64]:
             rows = []
-            for prompt, start in zip(self.prompts(about.dataset, task), starts, strict=True):
+            for prompt, start in zip(prompts[task], starts, strict=True):
                 hay = stream[start : start + max(length - prompt.length, 0)].astype(np.int64)
                 rows += prompt.rows(hay, eod, hide)
             return scores(subject, model, rows, self.answers)
