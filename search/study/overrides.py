@@ -31,8 +31,14 @@ def _set(node: Node, steps: list[str], value: Node, dotted: str, until: int) -> 
         return value
     if node.value is None and until == 0:
         node = Node({}, node.mark)  # a variant that changes nothing
+    if isinstance(node.value, list) and steps[0] in map(str, range(len(node.value))):
+        items = [*node.value]
+        items[int(steps[0])] = _set(items[int(steps[0])], steps[1:], value, dotted, until - 1)
+        return Node(items, node.mark)
     if not isinstance(node.value, dict):
-        raise SpecError.of(dotted, "leads into a value that has no parts", node.mark)
+        listed = isinstance(node.value, list) and node.value
+        what = f"a list, of which the parts are 0 to {len(listed) - 1}" if listed else "a value that has no parts"
+        raise SpecError.of(dotted, f"leads into {what}", node.mark)
     rest = ".".join(steps)
     # a path is itself a key: `grid.train.batch`, `model.block.attention.heads` where the model is one of the zoo
     if rest in node.value or ("zoo" in node.value and steps[0] not in node.value):

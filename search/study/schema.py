@@ -54,7 +54,7 @@ def study_schema() -> dict[str, Any]:
             Changes: _recipe_changes,
             Recipes: _recipes,
             AtScale: _scale,
-            Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
+            Axis: _axis,
             Space: _space,
             Source: lambda writer: _choice(writer, Source, "files", {"mixture": "domains"}),
             Tokenizer: lambda writer: _choice(writer, Tokenizer, "name", {}),
@@ -84,6 +84,12 @@ def study_schema() -> dict[str, Any]:
     text = json.dumps({"$schema": DRAFT, "title": "An archlab study", **root, "$defs": writer.definitions})
     found: dict[str, Any] = json.loads(text.replace("#/$defs/", "#/definitions/").replace('"$defs"', '"definitions"'))
     return found
+
+
+def _axis(writer: Writer) -> Schema:
+    named = {"description": "names that rows have in place of the values", "type": "object", "minProperties": 1}
+    by_name = {"type": "object", "properties": {"named": named}, "required": ["named"], "additionalProperties": False}
+    return either([{"type": "array", "minItems": 1, "uniqueItems": True}, by_name])
 
 
 def _include() -> Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting, settings_of
 from archlab.arch_dsl.tree.identity import brief_text
 from archlab.search.formatting.words import shortest
+
+_NAME = re.compile(r"(?=.{1,40}$)[^\s\[\]=,]+( [^\s\[\]=,]+)*")
 
 
 @dataclass(frozen=True)
@@ -70,31 +73,50 @@ class AtScale:
 
 @dataclass(frozen=True)
 class Axis:
-    """The values that one path takes in a grid, each with the place where it was written."""
+    """The values that one path takes in a grid, each with the place where it was written, and what they are called."""
 
     nodes: tuple[Node, ...]
+    names: tuple[str, ...]
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a list of at least one value, each once."""
-        if not isinstance(node.value, list) or not node.value:
-            found = "an empty one" if isinstance(node.value, list) else node.kind
-            problems.append(Problem(path, f"must be a list of values, found {found}", node.mark))
-            return INVALID
+        """From a list of at least one value, each once, or from {named: {name: value}}."""
         before = len(problems)
+        if isinstance(node.value, dict) and [*node.value] == ["named"]:
+            nodes = _named(node.value["named"], f"{path}.named", problems)
+        elif isinstance(node.value, list) and node.value:
+            nodes = [(brief_text(child.plain()), child) for child in node.value]
+        else:
+            found = "an empty one" if isinstance(node.value, list) else node.kind
+            message = f"must be a list of values, or {{named: {{name: value}}}}, found {found}"
+            problems.append(Problem(path, message, node.mark))
+            return INVALID
         seen: set[str] = set()
-        for child in node.value:
+        for _, child in nodes:
             spelled = json.dumps(child.plain(), sort_keys=True)
             if spelled in seen:
                 problems.append(Problem(path, f"holds {brief_text(child.plain())} twice", child.mark))
             seen.add(spelled)
-        return INVALID if len(problems) > before else cls(tuple(node.value))
+        return INVALID if len(problems) > before else cls(tuple(n for _, n in nodes), tuple(name for name, _ in nodes))
+
+
+def _named(node: Node, path: str, problems: list[Problem]) -> list[tuple[str, Node]]:
+    """Values of a grid by their names."""
+    if not isinstance(node.value, dict) or not node.value:
+        found = "an empty one" if isinstance(node.value, dict) else node.kind
+        problems.append(Problem(path, f"must be a mapping of names to values, found {found}", node.mark))
+        return []
+    for name in node.value:
+        if not _NAME.fullmatch(name):
+            message = f"{name!r} is no name of a value: 1 to 40 characters, words and single spaces, none of []=,"
+            problems.append(Problem(path, message, node.key_marks.get(name, node.mark)))
+    return [*node.value.items()]
 
 
 def cells_of(grid: Mapping[str, Axis], path: str) -> list[tuple[str, Node]]:
     """The values of one axis of a grid, each with the text that names it."""
     name = shortest(path, grid)
-    return [(f"{name}={brief_text(node.plain())}", node) for node in grid[path].nodes]
+    return [(f"{name}={called}", node) for called, node in zip(grid[path].names, grid[path].nodes, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,11 @@ from tests.search.study_files import write_study
 STUDY = {
     "train": {"lr": 1},
     "grid": {"train.batch": [1]},
-    "variants": {"none": None, "gated": {"block.gate": {"position": "sdpa"}, "block.norm": "rmsnorm"}, "listed": ["a"]},
+    "variants": {
+        "none": None,
+        "gated": {"block.gate": {"position": "sdpa"}, "block.norm": "rmsnorm"},
+        "listed": ["a", "b"],
+    },
 }
 
 
@@ -62,8 +66,16 @@ def test_a_path_of_a_variant_stays_a_path(path: str, expected: dict[str, Any]) -
 
 
 def test_a_path_into_what_has_no_parts_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"variants\.listed\.block\.heads: leads into a value that has no parts"):
-        overridden(Node.of(STUDY), "variants.listed.block.heads", Node.of(2))
+    with pytest.raises(SpecError, match=r"train\.lr\.first: leads into a value that has no parts"):
+        overridden(Node.of(STUDY), "train.lr.first", Node.of(2))
+    with pytest.raises(SpecError, match=r"variants\.listed\.2: leads into a list, of which the parts are 0 to 1"):
+        overridden(Node.of(STUDY), "variants.listed.2", Node.of(2))
+
+
+def test_a_part_of_a_list_is_set_by_its_place() -> None:
+    study = {"train": {"stages": [{"tokens": 1, "lr": 1}, {"tokens": 2, "lr": 2}]}}
+    found = overridden(Node.of(study), "train.stages.1.lr", Node.of(3)).plain()
+    assert found == {"train": {"stages": [{"tokens": 1, "lr": 1}, {"tokens": 2, "lr": 3}]}}
 
 
 SEVERAL = {

@@ -105,6 +105,13 @@ def test_grid_crosses_the_variants_and_names_the_cells() -> None:
     assert (last.base, last.cell, last.components) == ("gated", "placement=sandwich, batch=4", {"gate": True})
 
 
+def test_values_of_a_grid_stand_in_the_rows_by_their_names() -> None:
+    grid = "grid:\n  block.norm: {named: {before: rmsnorm, around: {type: rmsnorm, placement: sandwich}}}"
+    study = parse_study(read_text(study_text(grid=grid)))
+    assert [asked.cell for asked in asked_variants(study)[::2]] == ["norm=before", "norm=around"]
+    assert asked_variants(study)[-1].settings[-1].node.plain() == {"type": "rmsnorm", "placement": "sandwich"}
+
+
 def test_components_apply_in_the_order_given() -> None:
     variants = "variants:\n  baseline: {}\n  a: [gate, {block.attention.gate.granularity: headwise}, wide]"
     components = "components:\n  gate: {block.attention.gate: sdpa}\n  wide: {block.ffn.width: 200}"
