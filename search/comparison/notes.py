@@ -172,7 +172,8 @@ def stage_notes(record: dict[str, Any]) -> Iterable[str]:
             objective, counts = stage["objective"], (stage["trained_parameters"], stage["parameters"])
             kind = objective if isinstance(objective, str) else objective["type"]
             share = "all parameters" if counts[0] == counts[1] else f"{counts[0]:,} of {counts[1]:,} parameters"
-            text = f"then {stage['name']}: {stage['tokens']:,} tokens of {stage['data']['source']}, {kind}, {share}"
+            read = f"{stage['tokens']:,} tokens of {stage['data']['source']}, {kind}, {share}"
+            text = f"then {stage['name']}: {read if stage['tokens'] else 'nothing is trained'}"
             names.setdefault(text, []).append(variant["name"])
     for text, found in names.items():
         shown = ", ".join(found[:_MOST]) + (" …" if len(found) > _MOST else "")

@@ -186,4 +186,8 @@ def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:
         sides = (canonical(recipe.objective, brief=True) for recipe in (before, after))
         changes = [change for change in changes if not change.path.startswith("objective.")]
         changes.append(Change("objective", *sides))
+    if len(before.stages) == len(after.stages):
+        changes = [change for change in changes if change.path != "stages"]
+        for index, stages in enumerate(zip(before.stages, after.stages, strict=True)):
+            changes += [dataclasses.replace(each, path=f"stages.{index}.{each.path}") for each in diff(*stages)]
     return [as_written(dataclasses.replace(change, path=f"train.{change.path}")) for change in changes]

@@ -29,6 +29,7 @@ from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
 
 _ROWS = 200  # variants that a plan prints
+_FEW = 8  # variants that share a line
 _FIGURES = 40  # characters that the numbers of a variant take in a plan
 
 
@@ -169,7 +170,13 @@ def _below(planned: Plan, shown: list[str]) -> Iterator[str]:
     for variant in planned.variants:
         if variant.start:
             yield from start_lines(variant.name, variant.start)
-        yield from stage_lines(variant.name, variant.stages)
+    stages: dict[str, list[str]] = {}
+    for variant in planned.variants:
+        for line in stage_lines(variant.stages):
+            stages.setdefault(line, []).append(variant.name)
+    for line, names in stages.items():
+        few = ", ".join(names[:_FEW]) + " …" * bool(names[_FEW:])
+        yield line if len(names) == len(planned.variants) else f"{few}: {line}"
 
 
 def _data_lines(first: Variant) -> Iterator[str]:

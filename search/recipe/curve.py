@@ -13,7 +13,12 @@ CURVE_WINDOWS = 4, 256  # at least, at most
 
 
 def curve_points(steps: int) -> frozenset[int]:
-    """The steps after which the validation curve gets a point: ten, evenly spaced, the last step among them."""
+    """The steps after which the validation curve gets a point: ten, evenly spaced, the last step among them.
+
+    None of no steps.
+    """
+    if not steps:
+        return frozenset()
     return frozenset(-(-steps * point // CURVE_POINTS) for point in range(1, CURVE_POINTS + 1))
 
 

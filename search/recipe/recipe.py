@@ -103,7 +103,7 @@ class Recipe(Spec):
         if all(each.schedule.warmup != AUTO for each in (own, *later)):
             return self
         stages = tuple(
-            stage.replace(schedule=each.warmed) if each.schedule.warmup == AUTO else stage
+            stage.replace(schedule=each.warmed) if stage.tokens and each.schedule.warmup == AUTO else stage
             for stage, each in zip(self.stages, later, strict=True)
         )
         return self.replace(schedule=own.warmed, stages=stages)
@@ -211,6 +211,7 @@ class Recipe(Spec):
         found: list[Problem] = []
         names = [stage.name for stage in self.stages]
         for index, own in enumerate(self.whole[1:]):
+            found += self.stages[index].problems(f"{path}.stages.{index}")
             found += own.problems(f"{path}.stages.{index}")
             if names[index] and names[index] in names[:index]:
                 message = f"two stages are called '{names[index]}'"

@@ -50,7 +50,7 @@ class Schedule(Family):
         if self.warmup != AUTO:
             return self
         wanted = max(_part(AUTO_SHARE, steps), math.ceil(2 * memory - 1e-9))
-        return self.replace(warmup=round(min(wanted, self.most(steps)) / steps, 6))
+        return self.replace(warmup=round(min(wanted, self.most(steps)) / max(steps, 1), 6))
 
     def most(self, steps: int) -> int:
         """The steps that a warm-up which is left to us takes at most."""

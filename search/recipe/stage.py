@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.parse import INVALID
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Range, Spec
 from archlab.search.data.sources.family import Source
 from archlab.search.objectives import Objective
 from archlab.search.recipe.optimizers import Optimizer
 from archlab.search.recipe.schedules import Schedule
 from archlab.search.utils.files import NO_JSON
+
+OF_TRAINING = ("lr", "optimizer", "schedule", "clip", "z_loss", "trainable")
+OF_TESTING = ("model", "data", "objective", "context", "precision")
 
 
 class Changes(Mapping[str, Any]):
@@ -63,15 +66,16 @@ class Changes(Mapping[str, Any]):
 class Stage(Spec):
     """Training that goes on from the weights of what came before. What it does not say stays as it was.
 
-    `tokens` and `lr` are its own, `schedule` and the optimizer's moments begin anew. `model` changes the model: a mask,
-    dropout, adapters; what is new in it starts as in a new model. `trainable` freezes all parameters but those whose
-    path matches a pattern, in which `*` stands for any part of a path. `data` is read by the first stage's tokenizer.
+    `tokens` and `lr` are its own, `schedule` and the optimizer's moments begin anew. With no tokens it trains nothing,
+    and what follows, such as the test, has its model, data and context. `model` changes the model: a mask, dropout,
+    adapters; what is new in it starts as in a new model. `trainable` freezes all parameters but those whose path
+    matches a pattern, in which `*` stands for any part of a path. `data` is read by the first stage's tokenizer.
     """
 
     title: ClassVar[str] = "stage"
     name: str | None = None
-    tokens: Count
-    lr: Positive
+    tokens: Annotated[int, Range(min=0)]
+    lr: Positive | None = None
     data: Source | None = None
     prepared: str | None = None
     objective: Objective | None = None
@@ -85,6 +89,20 @@ class Stage(Spec):
     z_loss: NotNegative | None = None
     model: Changes = Changes()
     trainable: tuple[str, ...] = ()
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """What its tokens and its other fields get wrong together."""
+        if self.tokens:
+            if self.lr is None:
+                yield Problem(f"{path}.lr", f"is missing: {self.title} needs it", self.mark())
+            return
+        for name in OF_TRAINING:
+            if getattr(self, name):
+                message = "stands in a stage of no tokens, which trains nothing"
+                yield Problem(f"{path}.{name}", message, self.mark(name) or self.mark())
+        if not any(getattr(self, name) for name in OF_TESTING):
+            message = f"must be at least 1, found 0, in a stage that changes none of {', '.join(OF_TESTING)}"
+            yield Problem(f"{path}.tokens", message, self.mark("tokens") or self.mark())
 
     def said(self) -> dict[str, Any]:
         """What it says of the recipe."""

@@ -174,13 +174,15 @@ def _meant(pattern: str, shapes: dict[str, Any]) -> str | None:
     return next(iter(get_close_matches(pattern, shapes, 1)), None)
 
 
-def stage_lines(name: str, plans: Sequence[StagePlan]) -> Iterator[str]:
+def stage_lines(plans: Sequence[StagePlan]) -> Iterator[str]:
     """The stages of a variant, for people."""
     for plan in plans:
         read = ", ".join(f"{each:.2g}" for each in plan.recipe.epochs(plan.dataset))
         data = f"{read} epochs of " * bool(read) + plan.dataset.record()["source"]
-        steps = f"{plan.recipe.tokens:,} tokens ({plan.recipe.steps} steps), lr {plan.recipe.lr:g}"
-        share = f"{plan.trained:,} of {plan.parameters:,} parameters"
-        text = f"{name}: then {plan.name}: {steps}, {data}, {plan.recipe.objective.type}, trains {share}"
+        how = f"{plan.recipe.tokens:,} tokens ({plan.recipe.steps} steps), lr {plan.recipe.lr:g}, {data}"
+        share = f"trains {plan.trained:,} of {plan.parameters:,} parameters"
+        if not plan.recipe.tokens:
+            how, share = f"windows of {plan.recipe.context}", "trains nothing"
+        text = f"then {plan.name}: {how}, {plan.recipe.objective.type}, {share}"
         changes = "; ".join(map(str, plan.changes))
         yield f"{text}; {changes}" if changes else text

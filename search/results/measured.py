@@ -127,7 +127,7 @@ OF_TABLE = {
 def is_number(asked: str, measure: str, name: str) -> bool:
     """Whether a number that was measured is the one that a published table asks for, as `measure` or `measure.name`.
 
-    A measure with options has these behind its name.
+    A measure with options has these behind its name, and its numbers may begin with both.
     """
     head, _, tail = asked.partition(".")
-    return (measure == head or measure.startswith(f"{head}_")) and name == (tail or head)
+    return (measure == head or measure.startswith(f"{head}_")) and name in (tail or head, f"{measure}_{tail}")

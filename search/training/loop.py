@@ -114,6 +114,8 @@ class Loop:
         points = curve_points(recipe.steps)
         self.writer.pace = Pace(checkpoint_s)
         self._clock = time.perf_counter()
+        if not recipe.steps:
+            self.save(journal, whole=False, now=False)
         for step in range(self.step - self.before.steps, recipe.steps):
             self.update(step)
             last = step + 1 == recipe.steps
@@ -187,10 +189,8 @@ class Loop:
         for rows in whole.parts(recipe.micro_batch):
             part = self.team.share(rows)
             tokens, targets, call = part.tensors(self.device)
-            shares = (
-                whole.scored / part.scored,
-                whole.source_scored / part.source_scored if part.source_scored else None,
-            )
+            sources = whole.source_scored / part.source_scored if part.source_scored else None
+            shares = whole.scored / part.scored, sources
             found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), *shares)
             total += found.loss
             for name, value in found.measures.items():

@@ -8,6 +8,7 @@ the lower number, or that some rows are equal within a margin.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, field
 from itertools import combinations, product
@@ -115,7 +116,8 @@ class Published(Section):
 
     def problems(self, study: Question) -> Iterator[Problem]:
         variants, cells = list(study.variants), study.cells
-        path, known = "report.published", [*variants, *cells]
+        alike = [*dict.fromkeys(map(of_any_recipe, cells))]
+        path, known = "report.published", [*dict.fromkeys((*variants, *alike, *cells))]
         try:
             _, table = find_table(self, study.file)
         except SpecError as error:
@@ -131,11 +133,11 @@ class Published(Section):
                 if row not in table.rows:
                     message = unknown(row, f"row of {self.named}", table.rows)
                     yield Problem(f"{path}.rows.{variant}", message, mark)
-        for group in (variants, cells):
+        for group in (variants, alike, cells):
             mine = [row for variant, rows in self.rows.items() if variant in group for row in rows]
             if twice := [row for place, row in enumerate(mine) if row in mine[:place]]:
                 yield Problem(f"{path}.rows", f"gives the row '{twice[0]}' twice", self.mark("rows"))
-        mapped = rows_of_variants(self, table, known)
+        mapped = rows_of_variants(self, table, [*variants, *cells])
         if not mapped:
             message = f"no variant is a row of {self.named}; `rows` says which ({', '.join(table.rows)})"
             yield Problem(path, message, self.mark("table"))
@@ -202,17 +204,25 @@ def _find_table(named: str, file: Path | None, mark: Mark | None) -> tuple[Paper
 
 def rows_of_variants(options: Published, table: Table, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
     """Name to (rows, group) of the variants that have a row. In a grid or a ladder every cell is a group of its own,
-    but for what `rows` names with its cell, which is one group."""
+    but for what `rows` names with its cell, which is one group, or one for each recipe."""
     found, given = {}, {row for rows in options.rows.values() for row in rows}
     for name in names:
         base, _, cell = name.partition(" [")
+        alike = of_any_recipe(name)
         if name in options.rows:
             found[name] = (options.rows[name], "")
+        elif alike in options.rows:
+            found[name] = (options.rows[alike], cell.partition(", ")[0])
         elif base in options.rows:
             found[name] = (options.rows[base], cell.removesuffix("]"))
         elif base in table.rows and base not in given:
             found[name] = ((base,), cell.removesuffix("]"))
     return found
+
+
+def of_any_recipe(name: str) -> str:
+    """What a variant in a cell of recipes and a grid is called without the recipe."""
+    return re.sub(r" \[recipe=.*?, ([^\s,=]+=)", r" [\1", name)
 
 
 def published_record(options: Published, names: Iterable[str], file: Path | None) -> dict[str, Any]:

@@ -106,6 +106,49 @@ def test_a_stage_goes_on_from_the_weights_before_it_and_freezes_the_rest(tmp_pat
     assert result["test"] != alone["test"]
 
 
+def test_a_stage_of_no_tokens_is_tested_with_what_it_changes(tmp_path, store):
+    stretched = {"type": "rope", "scaling": {"type": "linear", "factor": 2}}
+    beyond = {"tokens": 0, "context": 32, "model": {"block.attention.positional": stretched}}
+    first, both = make(tmp_path / "first"), make(tmp_path / "both", stages=[beyond])
+    run(first, store)
+    result = run(both, store)
+    assert digest(both) == digest(first)
+    assert lines(both) == lines(first)
+    assert (result["step"], result["tokens"]) == (6, 6 * 64)
+    alone = json.loads((first / "result.json").read_text())
+    assert [stage["test"] == alone["test"] for stage in result["stages"]] == [True, False]
+    same_context = make(tmp_path / "other", stages=[beyond | {"model": {}}])
+    assert run(same_context, store)["test"] not in (alone["test"], result["test"])
+
+
+def test_what_follows_a_stage_of_no_tokens_goes_on_from_the_one_before(tmp_path, store):
+    later = {"tokens": 2 * 64, "lr": 0.01}
+    between = {"tokens": 0, "context": 8, "batch": 8}
+    folders = [make(tmp_path / name, stages=[later]) for name in ("one", "stopped")]
+    other = make(tmp_path / "other", stages=[between, later | {"context": 16, "batch": 4}])
+    run(folders[0], store)
+    with pytest.raises(Interrupted):
+        run(other, store, 1, steps=7)
+    result = run(other, store, 2)
+    assert [stage["step"] for stage in result["stages"]] == [6, 6, 8]
+    assert not same(other, folders[0])  # its last stage reads in an order of its own
+    assert [line["step"] for line in lines(other) if "loss" in line] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("{tokens: 1k}", r"stages\.0\.lr: is missing: stage needs it"),
+        ("{tokens: 0}", r"stages\.0\.tokens: must be at least 1, found 0, in a stage that changes none of model, data"),
+        ("{tokens: 0, context: 64, trainable: [final.*]}", r"stages\.0\.trainable: stands in a stage of no tokens"),
+    ],
+    ids=str,
+)
+def test_a_stage_of_no_tokens_says_nothing_of_training(tmp_path, stage, message):
+    with pytest.raises(SpecError, match=message):
+        planned(tmp_path, stage)
+
+
 def test_a_stage_without_changes_trains_on(whole):
     found = [line for line in lines(whole) if "loss" in line]
     assert [line["step"] for line in found] == list(range(1, 14))
