@@ -18,6 +18,7 @@ from archlab.arch_dsl.primitives.branch import linear, projections_of
 from archlab.arch_dsl.primitives.heads import Sizes
 from archlab.arch_dsl.primitives.rotary import Rope
 from archlab.arch_dsl.primitives.self_attention import SelfAttention, SelfAttentionModule
+from archlab.kernels.attention.torch_ops import plain
 
 # The linear maps, in the order in which they are computed: first those of the branch's input.
 MAPS = ("query_latent", "kv_latent", "rotary_key", "query", "rotary_query", "key", "value", "output")
@@ -35,8 +36,10 @@ class LatentAttention(SelfAttention):
 
     The sites `query_inner` and `kv_inner` act on the latents `[batch, time, channels]` (both an RMS norm in DeepSeek);
     `query`, `key` and `value` on what comes from them `[batch, time, heads, head_dim]`, without the rotated channels,
-    which `scores` see too. Decoding holds the latent and the rotated key of each token, and computes keys and values
-    anew. Where the site `key` or `value` holds more than norms and scales, it holds these keys or values instead.
+    which `scores` see too. Decoding holds the latent and the rotated key of each token. A few tokens at a time read
+    latents as they are, with W_k in the query and W_v in the output (section 2.1.2); where the sites `key` and `value`,
+    a bias of these maps or a bias of scores stand between, keys and values are computed anew. A site `key` or `value`
+    with more than norms and scales has decoding hold these keys or values instead.
     """
 
     order: ClassVar[tuple[str, ...]] = (
@@ -117,6 +120,19 @@ class LatentAttention(SelfAttention):
     def anew(self, name: str) -> bool:
         """Whether decoding computes all keys, or values, from the latents: nothing in their site knows their tokens."""
         return all(isinstance(item, Norm | Scale) for item in getattr(self, name))
+
+    def few(self) -> int:
+        """The most tokens at a time that read latents as they are, which takes fewer products for each token that is
+        held than its keys and values; none where something comes between latents and keys or values."""
+        given = () if self.bias is False else MAPS if self.bias is True else self.bias
+        between = self.key or self.value or {"key", "value"}.intersection(given) or not self.softmax
+        if between or any(item.kind == "bias" for item in self.scores):
+            return 0
+        heads, kv_heads, _, value_dim = self.sizes()
+        assert self.head_dim is not None
+        anew = kv_heads * self.kv_latent * (self.head_dim + value_dim)
+        more = heads * (2 * self.kv_latent - self.head_dim - value_dim)
+        return anew // more if more > 0 else anew
 
     def cached(self) -> int:
         widths = self.widths()
@@ -202,7 +218,8 @@ class _LatentAttention(SelfAttentionModule, of=LatentAttention):
         for name, place in spec.turned(ctx).items():
             self.add_module(f"rotary_{name}", spec.rotary.build(place) if spec.rotary else _Unturned())
         self.keys_anew, self.values_anew = spec.anew("key"), spec.anew("value")
-        self.rotary_dim = spec.rotary_dim
+        self.rotary_dim, self.kv_heads = spec.rotary_dim, spec.sizes().kv_heads
+        self.few = spec.few()
         self.lends = any(getattr(item, "queries", "hidden") == "latent" for item in spec.scores)
 
     def reads(self) -> list[Linear]:
@@ -228,12 +245,44 @@ class _LatentAttention(SelfAttentionModule, of=LatentAttention):
             if self.lends:
                 call.across["query_latent"] = latent
             q_BTHD = self.queries(iter(self.products(latent, self.query_maps())), products, call)
-        k_BSKD, v_BSKD = self.expanded(self.kv_inner(next(products), call, products), products, call)
+        latent = self.kv_inner(next(products), call, products)
+        if call.held is not None and call.watch is None and q_BTHD.shape[1] <= self.few:
+            return self.absorbed(q_BTHD, latent, products, call)
+        k_BSKD, v_BSKD = self.expanded(latent, products, call)
         if self.rotary_dim:
-            k_BT1R = self.rotary_key(next(products)[:, :, None], call)
-            k_BSKR = self.held("rotary_key", k_BT1R, call).expand(-1, -1, k_BSKD.shape[2], -1)
+            k_BSKR = self.turned_keys(products, call).expand(-1, -1, k_BSKD.shape[2], -1)
             k_BSKD = torch.cat([k_BSKD, k_BSKR], -1)
         return self.masked(q_BTHD, k_BSKD, v_BSKD, products, call)
+
+    def absorbed(self, q_BTHD: Tensor, latent: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update `[B, T, d_model]` with latents as keys and values of one head (arXiv:2405.04434, section 2.1.2):
+        q^T (W_k c) = (W_k^T q)^T c, and the weighted sum of W_v c is W_v of that of c."""
+        key, value = (m.weight.unflatten(0, (self.kv_heads, -1)) for m in (self.key_projection, self.value_projection))
+        own, turned = q_BTHD.split([key.shape[1], q_BTHD.shape[-1] - key.shape[1]], -1)
+        grouped = own.unflatten(2, (self.kv_heads, -1))
+        q_BTHC = torch.einsum("btkgd,kdc->btkgc", grouped, key.to(own.dtype)).flatten(2, 3)
+        c_BS1C = self.held("kv_latent", latent, call)[:, :, None]
+        k_BS1C = c_BS1C
+        if self.rotary_dim:
+            q_BTHC = torch.cat([q_BTHC, turned], -1)
+            k_BS1C = torch.cat([c_BS1C, self.turned_keys(products, call)], -1)
+        o_BHTC = plain(
+            q_BTHC.transpose(1, 2),
+            k_BS1C.transpose(1, 2),
+            c_BS1C.transpose(1, 2),
+            pattern=self.pattern,
+            scale=self.scale,
+            softcap=self.scores.softcap,
+            sinks=self.scores.sink_logits(),
+            **self.hidden(q_BTHC, k_BS1C, call),
+        )
+        o_BTKGC = o_BHTC.transpose(1, 2).unflatten(2, (self.kv_heads, -1))
+        o_BTHD = torch.einsum("btkgc,kdc->btkgd", o_BTKGC, value.to(o_BTKGC.dtype)).flatten(2, 3)
+        return self.joined(self.sdpa(o_BTHD, call, products), products)
+
+    def turned_keys(self, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The rotated channels of keys `[B, S, 1, R]`, which all heads share."""
+        return self.held("rotary_key", self.rotary_key(next(products)[:, :, None], call), call)
 
     def queries(self, made: Iterator[Tensor], products: Iterator[Tensor], call: Call) -> Tensor:
         """Queries `[B, T, H, D + R]` of what their maps have `made`."""

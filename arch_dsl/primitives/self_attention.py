@@ -179,19 +179,21 @@ class SelfAttentionModule(MultiHeadModule):
 
     def masked(self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[B, T, d_model]` from queries, keys and values: what the scores and the mask make of them."""
-        prefix = call.prefix if self.reads_prefix else None
-        if call.held is not None and prefix is not None and bool((prefix > k_BSKD.shape[1]).any()):
-            raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
+        hidden = self.hidden(q_BTHD, k_BSKD, call)
         if self.apart and call.positions is None:
             given = self.scores.parts(q_BTHD, k_BSKD, call, products)
         else:
             given = {"bias": self.scores(q_BTHD, k_BSKD, call, products)}
-        hidden = {
-            "prefix": prefix,
-            "documents": call.documents if self.documents else None,
-            "padding": self.key_padding(q_BTHD, k_BSKD, call),
-        }
         return self.shown(q_BTHD, k_BSKD, v_BSKD, products, call, given, hidden)
+
+    def hidden(self, own: Tensor, keys: Tensor, call: Call) -> dict[str, Tensor | None]:
+        """What the call hides beside the mask's pattern: `own` `[batch, time, …]` are its queries, `keys` those that
+        decoding holds too. Raises ValueError for a prefix that was not read to its end."""
+        prefix = call.prefix if self.reads_prefix else None
+        if call.held is not None and prefix is not None and bool((prefix > keys.shape[1]).any()):
+            raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
+        documents = call.documents if self.documents else None
+        return {"prefix": prefix, "documents": documents, "padding": self.key_padding(own, keys, call)}
 
     def shown(
         self, q: Tensor, k: Tensor, v: Tensor, products: Iterator[Tensor], call: Call, given: dict[str, Any],

@@ -12,6 +12,8 @@ from archlab import arch_dsl
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.watching import Watch
+from archlab.arch_dsl.primitives.latent_attention import _LatentAttention
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import Case, load, randomize
 from tests.arch_dsl.specs import assert_decodes, assert_keeps, assert_plain_agrees
@@ -174,14 +176,48 @@ MORE = {
 }
 
 
+ABSORBED = {
+    "latent": {"rotary_dim": 4},
+    "no_rotation": {"query_latent": 5},
+    "grouped": {"kv_heads": 2, "value_dim": 5, "rotary_dim": 2, "kv_inner": ["rmsnorm"], "scale": 0.7},
+    "one_key": {"kv_heads": 1, "query": ["rmsnorm"], "bias": ["kv_latent", "query", "output"]},
+    "capped": {"rotary_dim": 2, "scores": [{"type": "softcap", "cap": 2.0}, "sinks"], "sdpa": ["rmsnorm", "gate"]},
+    "window": {"rotary_dim": 2, "mask": {"type": "window", "size": 4}, "zero": ["key"]},
+}
+
+
 def case(name: str) -> Case:
-    fields = HELD[name][0] if name in HELD else MORE[name]
+    fields = HELD[name][0] if name in HELD else (MORE | ABSORBED)[name]
     return Case(name, model(**fields), ("latent_attention",), plain=False)
 
 
 @pytest.mark.parametrize("name", [*HELD, *MORE])
 def test_decoding_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
     assert_decodes(case(name))
+
+
+@pytest.mark.parametrize("name", ABSORBED)
+def test_few_tokens_read_latents_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch):
+    asked, plain = [], _LatentAttention.absorbed
+    monkeypatch.setattr(
+        _LatentAttention, "absorbed", lambda *given: (asked.append(given[1].shape[1]), plain(*given))[1]
+    )
+    assert_decodes(case(name))
+    assert asked and max(asked) <= branch(**ABSORBED[name]).few
+
+
+@pytest.mark.parametrize("name", ["normed", "gated_keys", "gated_values", "forgetting", "values"])
+def test_latents_are_not_read_where_something_comes_between(name: str):
+    fields = HELD[name][0] if name in HELD else MORE[name]
+    assert branch(**fields).few == 0
+    assert branch(rotary_dim=4, bias=["value"]).few == 0
+    assert branch(weights={"type": "sigmoid", "bias": 0.0}).few == 0
+
+
+def test_whoever_watches_sees_keys(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_LatentAttention, "absorbed", None)
+    module, call = branch(rotary_dim=4), Call(held={}, watch=Watch(frozenset(), print))
+    assert module(torch.randn(1, 1, D, dtype=torch.float64), call).shape == (1, 1, D)
 
 
 @pytest.mark.parametrize("name", HELD)
