@@ -37,9 +37,9 @@ class LatentAttention(SelfAttention):
     The sites `query_inner` and `kv_inner` act on the latents `[batch, time, channels]` (both an RMS norm in DeepSeek);
     `query`, `key` and `value` on what comes from them `[batch, time, heads, head_dim]`, without the rotated channels,
     which `scores` see too. Decoding holds the latent and the rotated key of each token. A few tokens at a time read
-    latents as they are, with W_k in the query and W_v in the output (section 2.1.2); where the sites `key` and `value`,
-    a bias of these maps or a bias of scores stand between, keys and values are computed anew. A site `key` or `value`
-    with more than norms and scales has decoding hold these keys or values instead.
+    latents as they are, with W_k in the query and W_v in the output (section 2.1.2). Keys and values are computed anew
+    for more tokens, and where these maps or the scores have a bias. A site `key` or `value` has them computed anew too,
+    and one with more than norms and scales has decoding hold them instead.
     """
 
     order: ClassVar[tuple[str, ...]] = (
