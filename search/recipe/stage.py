@@ -97,7 +97,7 @@ class Stage(Spec):
                 yield Problem(f"{path}.lr", f"is missing: {self.title} needs it", self.mark())
             return
         for name in OF_TRAINING:
-            if getattr(self, name):
+            if getattr(self, name) not in (None, ()):
                 message = "stands in a stage of no tokens, which trains nothing"
                 yield Problem(f"{path}.{name}", message, self.mark(name) or self.mark())
         if not any(getattr(self, name) for name in OF_TESTING):

@@ -141,6 +141,7 @@ def test_what_follows_a_stage_of_no_tokens_goes_on_from_the_one_before(tmp_path,
         ("{tokens: 1k}", r"stages\.0\.lr: is missing: stage needs it"),
         ("{tokens: 0}", r"stages\.0\.tokens: must be at least 1, found 0, in a stage that changes none of model, data"),
         ("{tokens: 0, context: 64, trainable: [final.*]}", r"stages\.0\.trainable: stands in a stage of no tokens"),
+        ("{tokens: 0, context: 64, z_loss: 0}", r"stages\.0\.z_loss: stands in a stage of no tokens"),
     ],
     ids=str,
 )
