@@ -214,6 +214,7 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     channels = batch, time_, d_model
     turned: _Shapes = dict.fromkeys("qkv", (batch, time_, heads, width))
     heads_ = batch, time_, heads, width
+    by_head: _Shapes = {"beta": (batch, time_, heads)}
     tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
     opened = {"bias": None, "eps": 1e-6, "kind": "rms", "activation": "silu", "combine": "multiply"}
     summed = {"reduction": "sum", "rows": (4 if heads * width > 1024 else 1) * 2**24 // vocab}  # as models call it
@@ -239,7 +240,8 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
             Case("channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, 2 * heads, width // 2)), {}),
-            Case("delta", turned | dict.fromkeys(("log_decay", "beta"), (batch, time_, heads)), {}),
+            Case("delta", turned | by_head | {"log_decay": (batch, time_, heads)}, {}),
+            Case("delta_channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, heads, width)) | by_head, {}),
         ],
         "selective_scan": [Case("mamba", scanned, {})],
         "wkv4": [Case("rwkv", dict.fromkeys("kv", channels) | dict.fromkeys(("decay", "bonus"), (d_model,)), {})],

@@ -29,8 +29,6 @@ def _ask(q: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
 
 def _unsupported(ask: Ask) -> str | None:
     """A program holds all channels of a key, in registers."""
-    if ask.options["decay"] == "channel" and ask.options["delta"]:
-        return "has no delta rule with a decay per channel"
     if ask.options["keys"] > 128:
         return "holds keys of at most 128 channels"
     return launch.unsupported(ask)

@@ -9,14 +9,15 @@ import triton
 import triton.language as tl
 
 from archlab.kernels.linear_recurrence.forward import (  # fmt: skip
-    RESET,
     decays_into,
     decays_outof,
     decays_over,
     join,
     load,
     load_column,
+    load_decays,
     load_next,
+    load_over,
     pair_decays,
     store,
     sums,
@@ -25,13 +26,14 @@ from archlab.kernels.linear_recurrence.forward import (  # fmt: skip
 
 @triton.jit
 def walk_back(
-    q, k, g, beta, inverse, weights, dout, dlast, dstates, dwritten, dfirst, T, H, SHARED, DK, DV, N,
+    q, k, g, erasing, beta, inverse, weights, dout, dlast, dstates, dwritten, dfirst, T, H, SHARED, DK, DV, N,
     q_stride, k_stride, g_stride, beta_stride, dout_stride, scale,
     DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the states after all chunks, and those of what is written: du = A^T do + (k exp(c_last - c)) dS.
 
-    With the delta rule u = (I + L)^-1 r, and the gradient of r is stored.
+    With the delta rule u = (I + L)^-1 r, and the gradient of r is stored. Decays per channel are in q, k and `erasing`
+    already, and g has those over each chunk.
     """
     program, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BV
     batch, head = program // H, program % H
@@ -46,34 +48,31 @@ def walk_back(
         narrow = keys.dtype
         dread = (scale * load(dout + head * DV + column, row, dout_stride, rows, DV - column, CHUNK, BV)).to(narrow)
         among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+        du = tl.dot(keys, dheld.to(narrow), input_precision="ieee")
+        if DECAY == 1:
+            log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
+            rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
+            into = tl.exp(tl.cumsum(log_decay, 0))
+            du *= rest[:, None]
+            dheld *= tl.exp(tl.sum(log_decay, 0))
         if DECAY == 2:
-            keys = (keys * decays_outof(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
-            du = tl.dot(tl.trans(among), dread, input_precision="ieee")
-            du = tl.dot(keys, dheld.to(narrow), du, input_precision="ieee")
-            dheld *= decays_over(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)[:, None]
-        else:
-            du = tl.dot(keys, dheld.to(narrow), input_precision="ieee")
-            if DECAY:
-                log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
-                rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
-                into = tl.exp(tl.cumsum(log_decay, 0))
-                du *= rest[:, None]
-                dheld *= tl.exp(tl.sum(log_decay, 0))
-            du += tl.dot(tl.trans(among), dread, input_precision="ieee")
+            dheld *= load_over(g, tile, DK, BK)
+        du += tl.dot(tl.trans(among), dread, input_precision="ieee")
         if DELTA:
             solve = load(inverse, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
             du = tl.dot(tl.trans(solve), du.to(narrow), input_precision="ieee")
         store(dwritten + head * DV + column, du, row, H * DV, rows, DV - column, CHUNK, BV)
         if DELTA:
+            erasers = keys
             derased = load_column(beta + head, row, beta_stride, rows, CHUNK)[:, None] * du
-            if DECAY:
+            if DECAY == 1:
                 derased *= into[:, None]
-            dheld -= tl.dot(tl.trans(keys), derased.to(narrow), input_precision="ieee")
+            if DECAY == 2:
+                erasers = load(erasing + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
+            dheld -= tl.dot(tl.trans(erasers), derased.to(narrow), input_precision="ieee")
         queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
         if DECAY == 1:
             dread = (dread * into[:, None]).to(narrow)
-        if DECAY == 2:
-            queries = (queries * decays_into(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
         dheld += tl.dot(tl.trans(queries), dread, input_precision="ieee")
     store(dfirst + column, dheld, program * DK, DV, DK, DV - column, BK, BV)
 
@@ -225,14 +224,52 @@ def gradients(
 
 
 @triton.jit
-def channel_gradients(
-    q, k, v, g, dout, states, dstates, dq, dk, dg, T, H, SHARED, DK, DV, N,
-    q_stride, k_stride, v_stride, g_stride, dout_stride, scale,
-    CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def of_channels(
+    v, u, dread, dright, dv, betas, held, dheld, row, rows, first, channels, block, blocks, DV,
+    v_stride, u_stride, dread_stride, dright_stride, scale,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of BK channels of q, k and of a log decay per channel, of one chunk of one head."""
-    program, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BK
-    batch, head = program // H, program % H
+    """Sums over the columns of values: the gradients of A and of L / beta `[C,C]`, and for BK channels, before their
+    decays, those of what queries read, of what keys write, of what they erase over beta `[C,BK]`, and of the decay
+    over the chunk `[BK]`. With the delta rule each of the `blocks` of channels stores dv of its share of the columns,
+    and has of them the gradient of beta where it multiplies values `[C]`.
+    """
+    narrow = u.dtype.element_ty
+    dpairs, dlower = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+    dreads, dwrites = tl.zeros((CHUNK, BK), tl.float32), tl.zeros((CHUNK, BK), tl.float32)
+    derases, dtotal, dbetas = tl.zeros((CHUNK, BK), tl.float32), tl.zeros((BK,), tl.float32), tl.zeros_like(betas)
+    for column in range(0, DV, BV):
+        columns = DV - column
+        written = load(u + column, row, u_stride, rows, columns, CHUNK, BV)
+        dout = (scale * load(dread + column, row, dread_stride, rows, columns, CHUNK, BV)).to(narrow)
+        state = load(held + column, first, DV, channels, columns, BK, BV)
+        dstate = load(dheld + column, first, DV, channels, columns, BK, BV)
+        dpairs += tl.dot(dout, tl.trans(written), input_precision="ieee")
+        dreads += tl.dot(dout, tl.trans(state), input_precision="ieee")
+        dwrites += tl.dot(written, tl.trans(dstate), input_precision="ieee")
+        dtotal += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), 1)
+        if DELTA:
+            dr = load(dright + column, row, dright_stride, rows, columns, CHUNK, BV)
+            dlower -= tl.dot(dr, tl.trans(written), input_precision="ieee")
+            derases -= tl.dot(dr, tl.trans(state), input_precision="ieee")
+            if column // BV % blocks == block:
+                dbetas += tl.sum(dr * load(v + column, row, v_stride, rows, columns, CHUNK, BV).to(tl.float32), 1)
+                store(dv + column, betas[:, None] * dr, row, dright_stride, rows, columns, CHUNK, BV)
+    return dpairs, dlower, dreads, dwrites, derases, dtotal, dbetas
+
+
+@triton.jit
+def channel_gradients(
+    q, k, v, g, beta, written, dout, states, dstates, dwritten, dq, dk, dv, dg, dbeta, T, H, SHARED, DK, DV, N,
+    q_stride, k_stride, v_stride, g_stride, beta_stride, written_stride, dout_stride, scale,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of BK channels of q, k and of a log decay per channel, of one chunk of one head.
+
+    That of beta is what these channels add to it; with the delta rule some columns of dv are stored as well.
+    """
+    program, chunk, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    batch, head, channel, blocks = program // H, program % H, block * BK, tl.num_programs(2)
     row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
     first, channels = (program * N + chunk) * DK + channel, DK - channel
     queries = load(q + head // SHARED * DK + channel, row, q_stride, rows, channels, CHUNK, BK)
@@ -242,31 +279,25 @@ def channel_gradients(
     into = decays_into(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
     rest = decays_outof(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
     total = decays_over(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
-    dpairs = tl.zeros((CHUNK, CHUNK), tl.float32)
-    dqueries, dkeys = tl.zeros((CHUNK, BK), tl.float32), tl.zeros((CHUNK, BK), tl.float32)
-    dtotal = tl.zeros((BK,), tl.float32)
-    for column in range(0, DV, BV):
-        columns = DV - column
-        u = load(v + head * DV + column, row, v_stride, rows, columns, CHUNK, BV)
-        dread = load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
-        dread = (scale * dread).to(narrow)
-        held = load(states + column, first, DV, channels, columns, BK, BV)
-        dheld = load(dstates + column, first, DV, channels, columns, BK, BV)
-        dpairs += tl.dot(dread, tl.trans(u), input_precision="ieee")
-        dqueries += tl.dot(dread, tl.trans(held), input_precision="ieee")
-        dkeys += tl.dot(u, tl.trans(dheld), input_precision="ieee")
-        dtotal += tl.sum(held.to(tl.float32) * dheld.to(tl.float32), 1)
+    betas = tl.full((CHUNK,), 0.0, tl.float32)
+    if DELTA:
+        betas = load_column(beta + head, row, beta_stride, rows, CHUNK)
+    dpairs, dlower, dqueries, dkeys, derasing, dtotal, dbetas = of_channels(
+        v + head * DV, written + head * DV, dout + head * DV, dwritten + head * DV, dv + head * DV, betas, states,
+        dstates, row, rows, first, channels, block, blocks, DV, v_stride, written_stride, dout_stride, H * DV, scale,
+        DELTA, CHUNK, BK, BV,
+    )  # fmt: skip
     dqueries *= into
     dkeys *= rest
+    derasing *= into
     until = (i[:, None] <= i[None, :]).to(tl.float32)
-    dlog_decay = sums(until, queries * dqueries, narrow) + (total * dtotal)[None, :]
+    dlog_decay = sums(until, queries * dqueries + betas[:, None] * keys * derasing, narrow) + (total * dtotal)[None, :]
     dlog_decay += sums(1.0 - until, keys * dkeys, narrow)
     own = tl.sum(tl.where(i[:, None] == i[None, :], dpairs, 0.0), 1)[:, None]
     dqueries += own * keys
     dkeys += own * queries
     dpairs = dpairs.to(narrow)
-    log_decay = load(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK).to(tl.float32)
-    log_decay = tl.maximum(log_decay, RESET)
+    log_decay = load_decays(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
     half = 1
     while half < CHUNK:
         second, across, between = join(half, CHUNK)
@@ -275,12 +306,24 @@ def channel_gradients(
         reading = tl.where(second, queries * decay, 0.0).to(narrow)
         writing = tl.where(second, 0.0, keys * decay).to(narrow)
         dreading = decay * tl.dot(dacross, writing, input_precision="ieee")
-        dwriting = decay * tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+        dwriting = tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+        dbetween = queries * dreading
         dqueries += dreading
-        dkeys += dwriting
-        dbetween = queries * dreading + keys * dwriting
-        dlog_decay += sums(tl.trans(between), dbetween, narrow)
+        if DELTA:
+            dacross = tl.where(across, dlower, 0.0)
+            dreading = decay * tl.dot(dacross.to(narrow), writing, input_precision="ieee")
+            reading = tl.where(second, keys * decay, 0.0).to(narrow)
+            dacross = (betas[:, None] * dacross).to(narrow)
+            dwriting += tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+            dbetween += betas[:, None] * keys * dreading
+            derasing += dreading
+        dkeys += decay * dwriting
+        dlog_decay += sums(tl.trans(between), dbetween + keys * decay * dwriting, narrow)
         half *= 2
+    if DELTA:
+        dkeys += betas[:, None] * derasing
+        dbetas += tl.sum(keys * derasing, 1)
+        store(dbeta + head * blocks + block, dbetas[:, None], row, H * blocks, rows, 1, CHUNK, 1)
     store(dq + head * DK + channel, dqueries, row, H * DK, rows, channels, CHUNK, BK)
     store(dk + head * DK + channel, dkeys, row, H * DK, rows, channels, CHUNK, BK)
     store(dg + head * DK + channel, dlog_decay, row, H * DK, rows, channels, CHUNK, BK)

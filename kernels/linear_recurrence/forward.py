@@ -102,18 +102,88 @@ def join(half, ROWS: tl.constexpr):
 
 
 @triton.jit
+def add_pairs(
+    found, queries, keys, log_decay,
+    NARROW: tl.constexpr, OPERANDS: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """To `[C,C]` the sums over channels of queries_id exp(c_id - c_jd) keys_jd for j < i, of decays per channel.
+
+    Blocks of 1, 2, 4, ... tokens are joined: what the second half reads of the first is a product of matrices, as the
+    decay from j to i is that from j to the boundary times that from there to i. So no exponent is positive.
+    """
+    half = 1
+    while half < ROWS:
+        second, across, between = join(half, ROWS)
+        decay = tl.exp(sums(between, log_decay, NARROW))
+        reading = tl.where(second, queries * decay, 0.0).to(OPERANDS)
+        writing = tl.where(second, 0.0, keys * decay).to(OPERANDS)
+        found += tl.where(across, tl.dot(reading, tl.trans(writing), input_precision=PRECISION), 0.0)
+        half *= 2
+    return found
+
+
+@triton.jit
+def load_decays(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Log decays per channel that have sums and products."""
+    return tl.maximum(load(g, row, stride, rows, columns, ROWS, COLUMNS).to(tl.float32), RESET)
+
+
+@triton.jit
+def decay_channels(
+    q, k, g, reading, writing, erasing, over, T, H, SHARED, DK, N, q_stride, k_stride, g_stride,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """BK channels of one chunk with their decays: queries from its start, keys to its end, with the delta rule keys
+    from its start as well; and the decays over it.
+    """
+    program, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BK
+    batch, head = program // H, program % H
+    row, rows, columns = batch * T + chunk * CHUNK, T - chunk * CHUNK, DK - channel
+    queries = load(q + head // SHARED * DK + channel, row, q_stride, rows, columns, CHUNK, BK)
+    keys = load(k + head // SHARED * DK + channel, row, k_stride, rows, columns, CHUNK, BK)
+    place = head * DK + channel
+    into = decays_into(g + place, row, g_stride, rows, columns, CHUNK, BK)
+    rest = decays_outof(g + place, row, g_stride, rows, columns, CHUNK, BK)
+    store(reading + place, queries * into, row, H * DK, rows, columns, CHUNK, BK)
+    store(writing + place, keys * rest, row, H * DK, rows, columns, CHUNK, BK)
+    if DELTA:
+        store(erasing + place, keys * into, row, H * DK, rows, columns, CHUNK, BK)
+    d = tl.arange(0, BK)
+    total = decays_over(g + place, row, g_stride, rows, columns, CHUNK, BK)
+    tl.store(over + (program * N + chunk) * DK + channel + d, total, mask=d < columns)
+
+
+@triton.jit
+def load_over(over, tile, DK, BK: tl.constexpr):
+    """Decays per channel over a chunk `[Dk,1]`."""
+    d = tl.arange(0, BK)
+    return tl.load(over + tile * DK + d, mask=d < DK, other=0.0)[:, None]
+
+
+@triton.jit
 def invert(
     k, g, beta, inverse, T, H, SHARED, DK, N, k_stride, g_stride, beta_stride,
     DECAY: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """(I + L)^-1 `[C,C]` of every chunk, L_ij = beta_i exp(c_i - c_j) k_i k_j for j < i: blocks of tokens joined."""
+    """(I + L)^-1 `[C,C]` of every chunk: blocks of tokens joined.
+
+    L_ij = beta_i times the sum over d of k_id exp(c_id - c_jd) k_jd for j < i.
+    """
     program, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = program // H, program % H
     row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
-    keys = load(k + head // SHARED * DK, row, k_stride, rows, DK, CHUNK, BK)
-    lower = tl.dot(keys, tl.trans(keys), input_precision="ieee")
+    if DECAY == 2:
+        lower = tl.zeros((CHUNK, CHUNK), tl.float32)
+        for channel in range(0, DK, BK):
+            columns = DK - channel
+            keys = load(k + head // SHARED * DK + channel, row, k_stride, rows, columns, CHUNK, BK)
+            log_decay = load_decays(g + head * DK + channel, row, g_stride, rows, columns, CHUNK, BK)
+            lower = add_pairs(lower, keys, keys, log_decay, keys.dtype, tl.float32, SUMS, CHUNK)
+    else:
+        keys = load(k + head // SHARED * DK, row, k_stride, rows, DK, CHUNK, BK)
+        lower = tl.dot(keys, tl.trans(keys), input_precision="ieee")
     lower *= load_column(beta + head, row, beta_stride, rows, CHUNK)[:, None]
-    if DECAY:
+    if DECAY == 1:
         lower *= pair_decays(load_column(g + head, row, g_stride, rows, CHUNK), CHUNK)
     i = tl.arange(0, CHUNK)
     found = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
@@ -131,12 +201,7 @@ def weigh(
     q, k, g, weights, T, H, SHARED, DK, N, q_stride, k_stride, g_stride,
     DECAY: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A `[C,C]` of every chunk, A_ij = sum over d of q_id exp(c_id - c_jd) k_jd for j <= i.
-
-    With a decay per channel blocks of 1, 2, 4, ... tokens are joined: what the second half reads of the first is a
-    product of matrices, as the decay from j to i is that from j to the boundary times that from there to i. So no
-    exponent is positive.
-    """
+    """A `[C,C]` of every chunk, A_ij = sum over d of q_id exp(c_id - c_jd) k_jd for j <= i."""
     program, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = program // H, program % H
     row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
@@ -147,18 +212,10 @@ def weigh(
         queries = load(q + head // SHARED * DK + channel, row, q_stride, rows, columns, CHUNK, BK)
         keys = load(k + head // SHARED * DK + channel, row, k_stride, rows, columns, CHUNK, BK)
         if DECAY == 2:
-            log_decay = load(g + head * DK + channel, row, g_stride, rows, columns, CHUNK, BK).to(tl.float32)
-            log_decay = tl.maximum(log_decay, RESET)
+            log_decay = load_decays(g + head * DK + channel, row, g_stride, rows, columns, CHUNK, BK)
             own = tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)
             found += tl.where(i[:, None] == i[None, :], own[:, None], 0.0)
-            half = 1
-            while half < CHUNK:
-                second, across, between = join(half, CHUNK)
-                decay = tl.exp(sums(between, log_decay, queries.dtype))
-                reading = tl.where(second, queries * decay, 0.0).to(queries.dtype)
-                writing = tl.where(second, 0.0, keys * decay).to(keys.dtype)
-                found += tl.where(across, tl.dot(reading, tl.trans(writing), input_precision="ieee"), 0.0)
-                half *= 2
+            found = add_pairs(found, queries, keys, log_decay, keys.dtype, keys.dtype, "ieee", CHUNK)
         else:
             found += tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if DECAY == 1:
@@ -170,25 +227,25 @@ def weigh(
 
 @triton.jit
 def read_chunk(
-    q, g, weights, held, written, tile, row, rows, head, DK, q_stride, g_stride,
+    q, g, weights, held, written, tile, row, rows, DK, q_stride, g_stride,
     DECAY: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """(q exp(c)) S + A u `[C,BV]`, for a state S `[Dk,BV]` and what the chunk writes, u `[C,BV]`; A is tile `tile`."""
+    """(q exp(c)) S + A u `[C,BV]`, for a state S `[Dk,BV]` and what the chunk writes, u `[C,BV]`; A is tile `tile`.
+
+    Decays per channel are in the queries already.
+    """
     narrow = written.dtype
     queries = load(q, row, q_stride, rows, DK, CHUNK, BK)
-    if DECAY == 2:
-        into = decays_into(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
-        queries = (queries * into).to(narrow)
     out = tl.dot(queries, held.to(narrow), input_precision="ieee")
     if DECAY == 1:
-        out *= tl.exp(tl.cumsum(load_column(g + head, row, g_stride, rows, CHUNK), 0))[:, None]
+        out *= tl.exp(tl.cumsum(load_column(g, row, g_stride, rows, CHUNK), 0))[:, None]
     among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
     return tl.dot(among, written, out, input_precision="ieee")
 
 
 @triton.jit
 def walk(
-    q, k, v, g, beta, inverse, weights, first, out, states, written, last, T, H, SHARED, DK, DV, N,
+    q, k, v, g, erasing, beta, inverse, weights, first, out, states, written, last, T, H, SHARED, DK, DV, N,
     q_stride, k_stride, v_stride, g_stride, beta_stride, scale,
     DECAY: tl.constexpr, DELTA: tl.constexpr, FIRST: tl.constexpr, OUT: tl.constexpr, KEEP: tl.constexpr,
     CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -196,7 +253,7 @@ def walk(
     """One head's state, BV columns of it, from chunk to chunk in registers.
 
     With OUT the outputs are computed on the way; with KEEP the states before all chunks are stored, and what the delta
-    rule writes.
+    rule writes. Decays per channel are in q, k and `erasing` already, and g has those over each chunk.
     """
     program, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BV
     batch, head = program // H, program % H
@@ -216,8 +273,11 @@ def walk(
             log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
             rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
         if DELTA:
-            erased = tl.dot(keys, held.to(narrow), input_precision="ieee")
-            if DECAY:
+            erasers = keys
+            if DECAY == 2:
+                erasers = load(erasing + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
+            erased = tl.dot(erasers, held.to(narrow), input_precision="ieee")
+            if DECAY == 1:
                 erased *= tl.exp(tl.cumsum(log_decay, 0))[:, None]
             right = load_column(beta + head, row, beta_stride, rows, CHUNK)[:, None] * (values - erased)
             solve = load(inverse, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
@@ -226,7 +286,7 @@ def walk(
                 store(written + head * DV + column, values, row, H * DV, rows, DV - column, CHUNK, BV)
         if OUT:
             read = read_chunk(
-                q + q_head * DK, g, weights, held, values, tile, row, rows, head, DK, q_stride, g_stride,
+                q + q_head * DK, g + head, weights, held, values, tile, row, rows, DK, q_stride, g_stride,
                 DECAY, CHUNK, BK,
             )  # fmt: skip
             store(out + head * DV + column, scale * read, row, H * DV, rows, DV - column, CHUNK, BV)
@@ -234,8 +294,7 @@ def walk(
             held *= tl.exp(tl.sum(log_decay, 0))
             values = (rest[:, None] * values).to(narrow)
         if DECAY == 2:
-            held *= decays_over(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)[:, None]
-            keys = (keys * decays_outof(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
+            held *= load_over(g, tile, DK, BK)
         held += tl.dot(tl.trans(keys), values, input_precision="ieee")
     store(last + column, held, program * DK, DV, DK, DV - column, BK, BV)
 
@@ -253,7 +312,7 @@ def read(
     held = load(states + column, tile * DK, DV, DK, DV - column, BK, BV)
     values = load(written + head * DV + column, row, written_stride, rows, DV - column, CHUNK, BV)
     found = read_chunk(
-        q + head // SHARED * DK, g, weights, held, values, tile, row, rows, head, DK, q_stride, g_stride,
+        q + head // SHARED * DK, g + head, weights, held, values, tile, row, rows, DK, q_stride, g_stride,
         DECAY, CHUNK, BK,
     )  # fmt: skip
     store(out + head * DV + column, scale * found, row, H * DV, rows, DV - column, CHUNK, BV)

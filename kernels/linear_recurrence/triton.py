@@ -35,10 +35,10 @@ def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool, chunk: i
     """Channels of keys and values that a program holds, its warps and its stages: a card's winners, or what fits."""
     width, columns = max(16, power_of_2(keys)), max(16, power_of_2(values))
     warps = 8 if width > 64 or decay == 2 or chunk == 16 else 4
-    crowded = chunk == 16 or (chunk == 64 and width > 64 and decay == 2)
-    walk = {"BV": 32 if chunk == 64 and crowded else chunk, "num_warps": warps, "num_stages": 1 if crowded else 2}
+    walk = {"BV": chunk, "num_warps": warps, "num_stages": 1 if chunk == 16 else 2}
     default = {
-        "invert": {"BK": width, "num_warps": 4},
+        "invert": {"BK": min(width, 32) if decay == 2 else width, "num_warps": warps if decay == 2 else 4},
+        "decay_channels": {"BK": min(width, 32), "num_warps": 4, "num_stages": 1},
         "weigh": {"BK": min(width, 16 if chunk == 16 else 64), "num_warps": warps, "num_stages": 1},
         "walk": {"BK": width, **walk},
         "read": {"BK": width, "BV": 32 if chunk == 16 else 128, "num_warps": warps},
@@ -70,6 +70,9 @@ class _Launch:
         self.g_stride = 0 if g is None or g.ndim == 1 else self.g.stride(0)
         self.delta, self.unused = beta is not None, v
         self.beta = self.v if beta is None else self.rows(beta)
+        # What states are read, written and erased by, what they decay by, and how many heads share these
+        self.reading, self.writing, self.erasing = self.q, self.k, self.k
+        self.decays, self.sharing = self.g, self.shared
         self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
 
     def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
@@ -111,7 +114,23 @@ class _Launch:
             self.q, self.k, self.g, weights, *sizes, self.q.stride(0), self.k.stride(0), self.g_stride,
             DECAY=self.decay, **self.tile("weigh"),
         )  # fmt: skip
+        if self.decay == 2:
+            self.decay_channels()
         return inverse, weights
+
+    def decay_channels(self) -> None:
+        """Queries and keys of each head of v with their decays per channel in place of those without."""
+        tile = self.tile("decay_channels")
+        self.reading, self.writing = (self.rows(self.of_tokens(self.keys, self.v.dtype)) for _ in range(2))
+        self.erasing = torch.empty_like(self.writing) if self.delta else self.writing
+        self.decays = self.v.new_empty((self.batch, self.heads, self.chunks, self.keys), dtype=torch.float32)
+        self.start(
+            forward.decay_channels, (self.batch * self.heads, self.chunks, triton.cdiv(self.keys, tile["BK"])),
+            self.q, self.k, self.g, self.reading, self.writing, self.erasing, self.decays,
+            self.length, self.heads, self.shared, self.keys, self.chunks,
+            self.q.stride(0), self.k.stride(0), self.g_stride, DELTA=self.delta, **tile,
+        )  # fmt: skip
+        self.sharing = 1
 
     def walk(
         self, inverse: Tensor, weights: Tensor, state: Tensor | None, out: Tensor | None
@@ -124,18 +143,20 @@ class _Launch:
         tile = self.tile("walk")
         self.start(
             forward.walk, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
-            self.q, self.k, self.v, self.g, self.beta, inverse, weights,
+            self.reading, self.writing, self.v, self.decays, self.erasing, self.beta, inverse, weights,
             self.unused if state is None else state.contiguous(), self.unused if out is None else out, states, written,
-            last, *self.sizes(), *self.strides(), self.beta.stride(0), self.scale,
+            last, *self.sizes(self.sharing), self.reading.stride(0), self.writing.stride(0), self.v.stride(0),
+            self.g_stride, self.beta.stride(0), self.scale,
             DECAY=self.decay, DELTA=self.delta, FIRST=state is not None, OUT=not keep, KEEP=keep, **tile,
         )  # fmt: skip
         return states, written, last
 
     def read(self, weights: Tensor, states: Tensor, written: Tensor, out: Tensor) -> None:
-        tile, (q, _, _, g) = self.tile("read"), self.strides()
+        tile = self.tile("read")
         self.start(
             forward.read, (self.batch * self.heads, self.chunks, triton.cdiv(self.values, tile["BV"])),
-            self.q, self.g, weights, states, written, out, *self.sizes(), q, g, written.stride(0), self.scale,
+            self.reading, self.decays, weights, states, written, out, *self.sizes(self.sharing),
+            self.reading.stride(0), self.g_stride, written.stride(0), self.scale,
             DECAY=self.decay, **tile,
         )  # fmt: skip
 
@@ -145,11 +166,12 @@ class _Launch:
         """The gradients of the states after all chunks, of what is written (or of r), and of the first state."""
         dstates, dwritten = self.of_chunks(self.keys, self.values), self.of_tokens(self.values, self.v.dtype)
         dfirst = like(dlast, torch.float32)
-        tile, (q, k, _, g) = self.tile("walk_back"), self.strides()
+        tile = self.tile("walk_back")
         self.start(
             backward.walk_back, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
-            self.q, self.k, self.g, self.beta, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
-            *self.sizes(), q, k, g, self.beta.stride(0), douts.stride(0), self.scale,
+            self.reading, self.writing, self.decays, self.erasing, self.beta, inverse, weights, douts,
+            dlast.contiguous(), dstates, dwritten, dfirst, *self.sizes(self.sharing), self.reading.stride(0),
+            self.writing.stride(0), self.g_stride, self.beta.stride(0), douts.stride(0), self.scale,
             DECAY=self.decay, DELTA=self.delta, **tile,
         )  # fmt: skip
         return dstates, dwritten, dfirst
@@ -158,33 +180,35 @@ class _Launch:
         self, weights: Tensor, written: Tensor, douts: Tensor, states: Tensor, dstates: Tensor, dwritten: Tensor
     ) -> tuple[Tensor, ...]:
         """The gradients of q and k for each head of v, of v, of the log decay and of beta."""
+        sizes = (
+            *self.sizes(self.shared), self.q.stride(0), self.k.stride(0), self.v.stride(0), self.g_stride,
+            self.beta.stride(0), written.stride(0), douts.stride(0), self.scale,
+        )  # fmt: skip
         partial = self.v.dtype if self.shared == 1 else torch.float32
         dq, dk = (self.of_tokens(self.keys, partial) for _ in range(2))
         dg = self.of_tokens((0, 1, self.keys)[self.decay], torch.float32)
+        dv = torch.empty_like(dwritten) if self.delta else dwritten
         if self.decay == 2:
             tile = self.tile("channel_gradients")
+            blocks = triton.cdiv(self.keys, tile["BK"])
+            dbeta = self.of_tokens(blocks * self.delta, torch.float32)
             self.start(
-                backward.channel_gradients, (self.batch * self.heads, self.chunks, triton.cdiv(self.keys, tile["BK"])),
-                self.q, self.k, self.v, self.g, douts, states, dstates, dq, dk, dg,
-                *self.sizes(), *self.strides(), douts.stride(0), self.scale, **tile,
+                backward.channel_gradients, (self.batch * self.heads, self.chunks, blocks),
+                self.q, self.k, self.v, self.g, self.beta, written, douts, states, dstates, dwritten,
+                dq, dk, dv, dg, dbeta, *sizes, DELTA=self.delta, **tile,
             )  # fmt: skip
-            return dq, dk, dwritten, dg, self.v.new_empty(0)
+            return dq, dk, dv, dg, dbeta.sum(-1, keepdim=True) if self.delta else dbeta
         dbeta = self.of_tokens(int(self.delta), torch.float32)
-        dv = torch.empty_like(dwritten) if self.delta else dwritten
         self.start(
             backward.gradients, (self.batch * self.heads, self.chunks),
             self.q, self.k, self.v, self.g, self.beta, weights, written, douts, states, dstates, dwritten,
-            dq, dk, dv, dg, dbeta,
-            *self.sizes(), *self.strides(), self.beta.stride(0), written.stride(0), douts.stride(0), self.scale,
+            dq, dk, dv, dg, dbeta, *sizes,
             DECAY=self.decay, DELTA=self.delta, **self.tile("gradients"),
         )  # fmt: skip
         return dq, dk, dv, dg, dbeta
 
-    def sizes(self) -> tuple[int, ...]:
-        return self.length, self.heads, self.shared, self.keys, self.values, self.chunks
-
-    def strides(self) -> tuple[int, ...]:
-        return self.q.stride(0), self.k.stride(0), self.v.stride(0), self.g_stride
+    def sizes(self, shared: int) -> tuple[int, ...]:
+        return self.length, self.heads, shared, self.keys, self.values, self.chunks
 
 
 @custom_op("linear_recurrence")
@@ -244,14 +268,10 @@ def linear_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
     state: Tensor | None = None, scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, and for the delta rule with
-    a decay per channel.
-    """
+    """Arguments and results are the reference's. Raises ValueError for keys above 128 wide."""
     checked_groups(q, k, v, log_decay, beta, state)
     if q.shape[-1] > WIDEST:
         raise ValueError(f"a program holds all channels of a key: at most {WIDEST}; received {q.shape[-1]}")
-    if beta is not None and log_decay is not None and log_decay.ndim == 4:
-        raise ValueError("these kernels have no delta rule with a decay per channel")
     first = None if state is None else state.float()
     out, last = _recur(
         q.to(v.dtype), k.to(v.dtype), v, log_decay, beta, first, scale, v.shape[0] * v.shape[2] >= _fills(v)
@@ -269,11 +289,14 @@ BUILDS: tuple[tuple[int, str, int, bool, int, torch.dtype, bool], ...] = (
     (90, "token-128", 1, False, 128, torch.bfloat16, True),
     (90, "delta-token-128", 1, True, 128, torch.bfloat16, True),
     (90, "channel-128", 2, False, 128, torch.bfloat16, True),
+    (90, "delta-channel-128", 2, True, 128, torch.bfloat16, True),
     (90, "none-64", 0, False, 64, torch.float16, False),
     (80, "token-128", 1, False, 128, torch.bfloat16, False),
     (80, "channel-128-float32", 2, False, 128, torch.float32, True),
     (86, "delta-token-128", 1, True, 128, torch.bfloat16, True),
     (86, "token-128-float32", 1, False, 128, torch.float32, False),
+    (80, "delta-channel-64-float32", 2, True, 64, torch.float32, False),
+    (89, "delta-channel-128", 2, True, 128, torch.bfloat16, False),
     (89, "channel-128", 2, False, 128, torch.bfloat16, False),
     (89, "delta-token-64-float32", 1, True, 64, torch.float32, True),
 )

@@ -62,7 +62,7 @@ SOME = (
     "causal_grouped", "length_1", "cached_keys", "everything", "blocks", "bias_window", "documents_prefix_padding",
     "decay_relative_bias", "relative_shared_window_sinks", "softcap", "sinks", "reach_cached_sinks", "strided",
     "gate_wide_values_decay_sinks",
-    "sum_state", "decay_grouped", "decay_long", "channels", "delta_decay", "delta_long",
+    "sum_state", "decay_grouped", "decay_long", "channels", "delta_decay", "delta_channels", "delta_long",
     "decay_length_1", "delta_length_1", "uneven", "expert_without_rows", "scan", "scan_long", "scan_length_1", "wkv",
     "wkv_long", "wkv_length_2", "removing", "removing_length_2",
     "loss_rows_everything", "loss_sum_everything", "loss_wide", "loss_rows",
