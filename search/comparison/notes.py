@@ -139,15 +139,19 @@ def _rough_notes(record: dict[str, Any], selections: list[Selection]) -> Iterabl
     with baselines."""
     yield from record.get("foreseen", ())
     bases = baselines_of(record)
+    kinds: dict[str, dict[str, list[str]]] = {}
+    counts = {selection.variant: len(selection.complete) for selection in selections}
     for selection in sorted(selections, key=lambda each: each.variant not in bases):
-        trials = [*selection.complete.values()]
-        kinds: dict[str, list[str]] = {}
-        for sign in (sign for trial in trials for sign in trial.get("signs", ())):
-            kinds.setdefault(_NUMBER.sub("", sign), []).append(sign)
-        whose = "its verdicts" if selection.variant in bases else "its difference"
-        for found in kinds.values():
-            many = f"in {len(found)} of {len(trials)} trials "
-            yield f"{selection.variant}: {many}{found[0]}; {whose} may be the recipe's (docs/concepts/recipes.md)"
+        for sign in (sign for trial in selection.complete.values() for sign in trial.get("signs", ())):
+            kinds.setdefault(_NUMBER.sub("", sign), {}).setdefault(selection.variant, []).append(sign)
+    for found in kinds.values():
+        told = {sign for signs in found.values() for sign in signs}
+        largest = max(told, key=lambda sign: [float(number) for number in _NUMBER.findall(sign)])
+        sign = largest if len(told) == 1 else largest.replace(" by ", " by up to ")
+        rows = [f"{name} ({len(signs)} of {counts[name]} trials)" for name, signs in found.items()]
+        alone = "its difference" if len(rows) == 1 else "their differences"
+        whose = "verdicts" if any(name in found for name in bases) else alone
+        yield f"{sign}: {_few(rows)}; {whose} may be the recipe's (docs/concepts/recipes.md)"
 
 
 _NUMBER = re.compile(r"[0-9.]+")
