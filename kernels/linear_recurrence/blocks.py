@@ -14,7 +14,8 @@ from archlab.kernels.gradients import differentiable
 
 
 def decayed_products(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and log decays `[M,C,D]`: A `[M,C,C]`, and the queries and keys with their decays.
+    """Of R queries, S keys and a log decay of each token, `[M,C,R,D]`, `[M,C,S,D]` and `[M,C,D]`: A `[R,S,M,C,C]`, and
+    the queries and keys with their decays.
 
     With c the cumulative sums of `log_decay` <= 0, A_ij = sum over d of queries_id exp(c_id - c_jd) keys_jd for j <= i,
     else 0; the queries are multiplied with exp(c_i), the keys with exp(c_last - c_i).
@@ -35,15 +36,32 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
 @custom_op("decayed_products")
 def _decayed(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total = log_decay.exp()
-    reading, writing = queries * total, keys.clone(memory_format=torch.contiguous_format)
-    products = torch.diag_embed((queries * keys).sum(-1))
+    reading, writing = queries * total[:, :, None], keys.clone(memory_format=torch.contiguous_format)
+    own = (queries[:, :, :, None] * keys[:, :, None]).sum(-1)
+    products = torch.diag_embed(own.permute(2, 3, 0, 1))
     for size, rows, read, seen, _, _ in _joins(reading, writing, total):
-        across = read @ seen.transpose(1, 2)
-        _corners(products, size, rows).copy_(across.unflatten(0, (len(products), -1)))
+        across = read.flatten(1, 2) @ seen.flatten(1, 2).transpose(1, 2)
+        _across(products, size, rows).copy_(across.view(*_blocks(read, seen, len(queries))))
     return products, reading, writing
 
 
-_decayed.register_fake(lambda q, k, log_decay: (q.new_empty(*q.shape[:2], q.shape[1]), *map(torch.empty_like, (q, q))))
+def _of_products(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, size, reads, _), writes = queries.shape, keys.shape[2]
+    return queries.new_empty(reads, writes, batch, size, size), torch.empty_like(queries), torch.empty_like(keys)
+
+
+_decayed.register_fake(_of_products)
+
+
+def _blocks(read: Tensor, seen: Tensor, batch: int) -> tuple[int, ...]:
+    """What the rows and columns of products `[N,block*R,before*S]` stand for: `[M,n,block,R,before,S]`."""
+    return batch, len(read) // batch, *read.shape[1:3], *seen.shape[1:3]
+
+
+def _across(products: Tensor, size: int, rows: slice) -> Tensor:
+    """`_corners` of all products `[R,S,M,C,C]`, as `[M,n,block,R,before,S]`."""
+    corners = _corners(products.flatten(0, 2), size, rows)
+    return corners.unflatten(0, products.shape[:3]).permute(2, 3, 4, 0, 5, 1)
 
 
 @custom_op("decayed_products_backward")
@@ -56,34 +74,38 @@ def _decayed_backward(
     beyond it has them all as factors. There are no differences of sums, so that small gradients are exact as well.
     """
     decay = log_decay.exp()
-    reading, writing = queries * decay, keys.clone(memory_format=torch.contiguous_format)
+    reading, writing = queries * decay[:, :, None], keys.clone(memory_format=torch.contiguous_format)
     joins = [
         (size, rows, read.clone(), seen.clone(), before, after)
         for size, rows, read, seen, before, after in _joins(reading, writing, decay)
     ]
     dqueries, dkeys = (x.clone(memory_format=torch.contiguous_format) for x in (dreading, dwriting))
-    dtotal = torch.zeros_like(queries[:, :1])
+    dtotal = torch.zeros_like(log_decay[:, :1])
     for size, rows, read, seen, before, after in reversed(joins):
         block, width = rows.stop - rows.start, queries.shape[-1]
         if rows.stop == size:  # the first join of its level that is met
             dtotal = dtotal.view(-1, 1, width).repeat(1, size // block, 1)
         dread, dseen = (
-            x.view(-1, size, width)[:, here] for x, here in ((dqueries, rows), (dkeys, slice(0, rows.start)))
+            x.view(-1, size, *x.shape[2:])[:, here] for x, here in ((dqueries, rows), (dkeys, slice(0, rows.start)))
         )
         dread *= before
         dseen *= after
-        dtotal[:, : rows.start // block] += (read * dread).sum(1, keepdim=True)
-        dtotal[:, rows.start // block] += (seen * dseen).sum(1)
-        across = _corners(dproducts, size, rows).reshape(-1, block, rows.start)
-        dread += across @ seen
-        dseen += across.transpose(1, 2) @ read
-    dqueries *= decay
-    dlog_decay = dtotal.view_as(queries) + queries * dqueries
-    own = dproducts.diagonal(dim1=1, dim2=2)[..., None]
-    return dqueries.addcmul_(own, keys), dkeys.addcmul_(own, queries), dlog_decay
+        dtotal[:, : rows.start // block] += (read * dread).sum((1, 2))[:, None]
+        dtotal[:, rows.start // block] += (seen * dseen).sum((1, 2))
+        across = _across(dproducts, size, rows).reshape(len(read), read[0, :, :, 0].numel(), -1)
+        dread += (across @ seen.flatten(1, 2)).view_as(read)
+        dseen += (across.transpose(1, 2) @ read.flatten(1, 2)).view_as(seen)
+    dqueries *= decay[:, :, None]
+    dlog_decay = dtotal.view_as(log_decay) + (queries * dqueries).sum(2)
+    own = dproducts.diagonal(dim1=3, dim2=4)[..., None]
+    for i, row in enumerate(own):
+        for j, each in enumerate(row):
+            dqueries[:, :, i].addcmul_(each, keys[:, :, j])
+            dkeys[:, :, j].addcmul_(each, queries[:, :, i])
+    return dqueries, dkeys, dlog_decay
 
 
-_decayed_backward.register_fake(lambda *given: tuple(map(torch.empty_like, [given[3]] * 3)))
+_decayed_backward.register_fake(lambda *given: tuple(map(torch.empty_like, given[3:])))
 differentiable(_decayed, _decayed_backward, 3)
 
 
@@ -140,8 +162,8 @@ def _joins(
     """
     width = reading.shape[-1]
     for block, joined in _levels(reading.shape[1]):
-        read, written = (x.view(-1, joined, block, width) for x in (reading, writing))
-        total = total.view(-1, joined, 1, width)
+        read, written = (x.view(-1, joined, block, *x.shape[2:]) for x in (reading, writing))
+        total = total.view(-1, joined, 1, 1, width)
         before = total[:, 0]
         for i in range(1, joined):
             seen = written[:, :i].flatten(1, 2)

@@ -88,9 +88,11 @@ def _parts(queries: Tensor, keys: Tensor, log_decay: Tensor | None, length: int,
     if log_decay is not None and log_decay.ndim == 4:
         decay = _split(log_decay.to(wide), size)
         total = decay.sum(-2)[..., None].exp()  # [B,N,H,Dk,1]
-        weights, reading, writing = (x.to(narrow) for x in _decayed(queries, keys, decay))
-        among, erasing, _ = _decayed(keys, keys, decay) if delta else (None, keys, None)
-        return _Parts(weights, reading, writing, erasing, among, total=total)
+        products, read, written = _decayed([queries, keys] if delta else [queries], keys, decay)
+        weights, reading, writing = products[0].to(narrow), read[0].to(narrow), written.to(narrow)
+        if not delta:
+            return _Parts(weights, reading, writing, keys, total=total)
+        return _Parts(weights, reading, writing, read[1], products[1], total=total)
     among = keys.to(wide) @ keys.to(wide).transpose(-2, -1) if delta else None
     products = queries @ keys.transpose(-2, -1)
     if log_decay is None:
@@ -116,11 +118,13 @@ def _split(x: Tensor, size: int) -> Tensor:
     return padded.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(2, 3).contiguous()
 
 
-def _decayed(queries: Tensor, keys: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`decayed_products` of `[B,N,H,C,Dk]`, in the dtype of the decay."""
-    flat = (x.to(decay.dtype).flatten(0, 2) for x in (queries, keys, decay))
-    products, reading, writing = decayed_products(*flat)
-    return products.unflatten(0, decay.shape[:3]), reading.view_as(decay), writing.view_as(decay)
+def _decayed(queries: list[Tensor], keys: Tensor, decay: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """`decayed_products` of each of the queries with the keys `[B,N,H,C,Dk]`, in the dtype of the decay."""
+    flat = [x.to(decay.dtype).flatten(0, 2) for x in (*queries, keys)]
+    products, reading, writing = decayed_products(torch.stack(flat[:-1], 2), flat[-1][:, :, None], decay.flatten(0, 2))
+    shape = decay.shape[:3]
+    found = [x.unflatten(0, shape) for x in products[:, 0]], [x.unflatten(0, shape) for x in reading.unbind(2)]
+    return *found, writing.view_as(decay)
 
 
 def _decays(

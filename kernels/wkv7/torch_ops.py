@@ -63,13 +63,15 @@ def _decayed(
     """Of chunks `[B,N,H,C,D]`: the products A of reads and of removals, with keys and with what is `removed`; reads and
     removals decayed from the start of the chunk; keys and what is removed decayed to its end."""
     next_removals = F.pad(removals[..., 1:, :], (0, 0, 0, 1))
-    queries = torch.stack([reads, reads, next_removals, next_removals])
-    written = torch.stack([keys, removed, keys, removed])
-    flat = (x.flatten(0, 3) for x in (queries, written, decays.expand_as(queries)))
-    products, reading, writing = (x.unflatten(0, queries.shape[:4]) for x in decayed_products(*flat))
-    earlier = F.pad(products[2:, ..., :-1, :], (0, 0, 1, 0))
-    read_before = torch.cat([removals[..., :1, :], reading[2, ..., :-1, :]], -2)
-    return [[products[0], products[1]], [earlier[0], earlier[1]]], [reading[0], read_before], [writing[0], writing[1]]
+    queries, written = (torch.stack(x, 4).flatten(0, 2) for x in ([reads, next_removals], [keys, removed]))
+    products, reading, writing = decayed_products(queries, written, decays.flatten(0, 2))
+    shape = decays.shape[:3]
+    weights, after = products.unflatten(2, shape).unbind()
+    earlier = F.pad(after[..., :-1, :], (0, 0, 1, 0))
+    seen, next_seen = (x.unflatten(0, shape) for x in reading.unbind(2))
+    read_before = torch.cat([removals[..., :1, :], next_seen[..., :-1, :]], -2)
+    kept = [x.unflatten(0, shape) for x in writing.unbind(2)]
+    return [[*weights], [*earlier]], [seen, read_before], kept
 
 
 def _carry(
