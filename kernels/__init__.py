@@ -12,14 +12,15 @@ from archlab.kernels.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from archlab.kernels.op import OPS, Ask, Case, Choice, Implementation, Op, forced, register, select
 from archlab.kernels.rotary import ROTARY
 from archlab.kernels.selective_scan import SELECTIVE_SCAN
+from archlab.kernels.short_conv import SHORT_CONV
 from archlab.kernels.slstm import SLSTM
 from archlab.kernels.token_shift import TOKEN_SHIFT
 from archlab.kernels.wkv4 import WKV4
 from archlab.kernels.wkv7 import WKV7
 
 for _op in (
-    GATE, RMS_NORM, LAYER_NORM, ADD_NORM, ROTARY, NORM_GATE, GLU, TOKEN_SHIFT, ATTENTION, LINEAR_RECURRENCE, EXPERTS,
-    SELECTIVE_SCAN, WKV4, WKV7, SLSTM, LINEAR_CROSS_ENTROPY,
+    GATE, RMS_NORM, LAYER_NORM, ADD_NORM, ROTARY, NORM_GATE, GLU, TOKEN_SHIFT, SHORT_CONV, ATTENTION,
+    LINEAR_RECURRENCE, EXPERTS, SELECTIVE_SCAN, WKV4, WKV7, SLSTM, LINEAR_CROSS_ENTROPY,
 ):  # fmt: skip
     register(_op)
 

@@ -237,6 +237,7 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "rotary": [Case("normed", {"x": heads_, "weight": (width,)}, {**tables, "pairs": "half", "eps": 1e-6})],
         "norm_gate": [Case("heads", {"x": heads_, "g": heads_, "weight": (width,)}, opened)],
         "token_shift": [Case("stream", {"x": (batch, time_, d_model), "mix": (d_model,)}, {"starts": None})],
+        "short_conv": [Case("stream", {"x": channels, "weight": (d_model, 4)}, {"activation": "silu"})],
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
             Case("channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, 2 * heads, width // 2)), {}),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
@@ -15,6 +15,8 @@ from archlab.arch_dsl.parts.families import Carry, Module
 from archlab.arch_dsl.parts.layers import constant, parameter, uniform
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import recent
+from archlab.kernels.activations import ACTIVATIONS
+from archlab.kernels.short_conv import WIDEST
 
 
 @Carry.register("short_conv")
@@ -27,6 +29,7 @@ class ShortConv(Carry):
     Products with w are no products of matrices, and not among the FLOPs.
     """
 
+    ops: ClassVar[tuple[str, ...]] = ("short_conv",)
     examples = ({}, {"width": 3, "bias": True, "activation": "silu"}, {"residual": True})
 
     width: Annotated[int, Range(min=2)] = 4
@@ -46,31 +49,27 @@ class _ShortConv(Module, of=ShortConv):
         bound = spec.width**-0.5
         self.weight = parameter((ctx.channels, 1, spec.width), uniform(-bound, bound))
         self.bias = parameter((ctx.channels,), constant(0.0)) if spec.bias else None
-        self.activation = function_of(spec.activation)
+        named = spec.activation in ACTIVATIONS
+        self.activation = spec.activation if named else function_of(spec.activation)
         self.width, self.residual = spec.width, spec.residual
         self.path, self.documents = ctx.path, ctx.documents
+        self.kernel: Callable[..., Tensor] = ctx.select(
+            "short_conv",
+            activation=spec.activation if named else "function",
+            documents=ctx.documents,
+            wide=spec.width > WIDEST,
+        )
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, channels] or [batch, time, heads, head_dim]
         new, time, more = x.flatten(2), x.shape[1], self.width - 1
         if call.padding is not None:
             new = new.masked_fill(call.padding[..., None], 0)
-        # what came before, of which recent gives what decoding holds, and zeros before the first token
-        inputs = F.pad(recent(call, self.path, new, most=more), (0, 0, more, 0))[:, -time - more :]
-        numbers = None
+        read, documents = recent(call, self.path, new, most=more), None
         if self.documents and call.documents is not None:
             documents = recent(call, self.path, call.documents, more, ".documents")
-            numbers = F.pad(documents, (more, 0), value=-1)[:, -time - more :]
-        y = inputs[:, more:] * self.weight[:, 0, more]
-        for i in range(more):
-            before = inputs[:, i : i + time]
-            if numbers is not None:
-                before = before.masked_fill((numbers[:, i : i + time] != numbers[:, more:])[..., None], 0)
-            y = y + before * self.weight[:, 0, i]
-        if self.bias is not None:
-            y = y + self.bias
-        y = self.activation(y.to(x.dtype)).view_as(x)
-        return x + y if self.residual else y
+        y = self.kernel(read, self.weight[:, 0], self.bias, documents, self.activation, self.residual, time)
+        return y.view_as(x)
 
 
 Carry.alias("canon", type="short_conv", residual=True)

@@ -60,8 +60,8 @@ def _blocks(read: Tensor, seen: Tensor, batch: int) -> tuple[int, ...]:
 
 def _across(products: Tensor, size: int, rows: slice) -> Tensor:
     """`_corners` of all products `[R,S,M,C,C]`, as `[M,n,block,R,before,S]`."""
-    corners = _corners(products.flatten(0, 2), size, rows)
-    return corners.unflatten(0, products.shape[:3]).permute(2, 3, 4, 0, 5, 1)
+    corners: Tensor = _corners(products.flatten(0, 2), size, rows).unflatten(0, products.shape[:3])
+    return corners.permute(2, 3, 4, 0, 5, 1)
 
 
 @custom_op("decayed_products_backward")

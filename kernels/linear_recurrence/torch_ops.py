@@ -88,21 +88,19 @@ def _parts(queries: Tensor, keys: Tensor, log_decay: Tensor | None, length: int,
     if log_decay is not None and log_decay.ndim == 4:
         decay = _split(log_decay.to(wide), size)
         total = decay.sum(-2)[..., None].exp()  # [B,N,H,Dk,1]
-        products, read, written = _decayed([queries, keys] if delta else [queries], keys, decay)
-        weights, reading, writing = products[0].to(narrow), read[0].to(narrow), written.to(narrow)
-        if not delta:
-            return _Parts(weights, reading, writing, keys, total=total)
-        return _Parts(weights, reading, writing, read[1], products[1], total=total)
+        pairs, read, written = _decayed([queries, keys] if delta else [queries], keys, decay)
+        known = pairs[0].to(narrow), read[0].to(narrow), written.to(narrow)
+        return _Parts(*known, read[1], pairs[1], total=total) if delta else _Parts(*known, keys, total=total)
     among = keys.to(wide) @ keys.to(wide).transpose(-2, -1) if delta else None
     products = queries @ keys.transpose(-2, -1)
     if log_decay is None:
         return _Parts(products.tril(), queries, keys, keys, among)
-    pairs, into, rest, total = _decays(log_decay, length, size, groups, wide)
-    weights = (products.unsqueeze(3) * pairs).to(narrow)  # [B,N,G,R,C,C]
+    between, into, rest, total = _decays(log_decay, length, size, groups, wide)
+    weights = (products.unsqueeze(3) * between).to(narrow)  # [B,N,G,R,C,C]
     total = total.expand(batch, chunks, -1, -1).repeat_interleave(width, -1).unsqueeze(-2)
     erasing = keys
     if among is not None:
-        among, erasing = among * pairs.squeeze(3), keys * into.squeeze(4)
+        among, erasing = among * between.squeeze(3), keys * into.squeeze(4)
     return _Parts(weights, queries, keys, erasing, among, into, rest, total)
 
 

@@ -59,6 +59,7 @@ SOME = (
     "elementwise_silu", "headwise_multiply", "width_1_add", "odd_add", "heads", "odd", "odd_no_weight", "odd_affine",
     "odd_bare", "added_layer", "added_scaled", "turned_interleaved", "turned_normed_partly", "opened_groups",
     "opened_headwise", "silu", "shifted", "shifted_documents",
+    "taps_silu", "taps_documents_last",
     "causal_grouped", "length_1", "cached_keys", "everything", "blocks", "bias_window", "documents_prefix_padding",
     "decay_relative_bias", "relative_shared_window_sinks", "softcap", "sinks", "reach_cached_sinks", "strided",
     "gate_wide_values_decay_sinks",

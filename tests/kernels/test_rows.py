@@ -22,11 +22,13 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift"])
+@pytest.mark.parametrize("name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift",
+                                  "short_conv"])  # fmt: skip
 def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
     from archlab.kernels.norm_gate import triton as norm_gate
     from archlab.kernels.norms import triton as norms
     from archlab.kernels.rotary import triton as rotary
+    from archlab.kernels.short_conv import triton as short_conv
     from archlab.kernels.token_shift import triton as token_shift
 
     x, weight, heads = normal(2, 5, 24), normal(24), normal(2, 5, 3, 8)
@@ -38,6 +40,7 @@ def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
         "rotary_normed": (rotary._rotary, (heads, cos, sin, normal(8), 1e-6, False, False)),
         "norm_gate": (norm_gate._norm_gate, (heads, normal(2, 5, 3, 1), normal(3, 8), None, 1e-6, True, "silu", True)),
         "token_shift": (token_shift._token_shift, (x, weight, None)),
+        "short_conv": (short_conv._short_conv, (x, normal(24, 4), weight, None, "silu", True, 3)),
     }[name]
     torch.library.opcheck(op.op, arguments)
 
@@ -88,10 +91,11 @@ def test_empty_tensors_have_empty_results() -> None:
         triton("rotary")(heads, table, table, "half", normal(8), 1e-6),
         triton("norm_gate")(heads, heads, normal(8), None, 1e-6, "rms", "silu", "multiply"),
         triton("token_shift")(x, weight),
+        triton("short_conv")(x, torch.stack([weight, weight], 1), weight),
         triton("glu")(x, x, "silu"),
     ]
     assert all(out.numel() == 0 for out in outs)
-    (dw,) = torch.autograd.grad(outs[0].sum() + outs[1].sum() + outs[4].sum(), weight)
+    (dw,) = torch.autograd.grad(outs[0].sum() + outs[1].sum() + outs[4].sum() + outs[5].sum(), weight)
     assert not dw.any()
 
 
@@ -108,6 +112,8 @@ def test_empty_tensors_have_empty_results() -> None:
             r"or \[B, T, H, 1\]; received \(2, 3, 1, 4\) and \(4,\)",
         ),
         ("token_shift", (torch.ones(2, 3, 4), torch.ones(3)), r"mix \[D\]; received \(2, 3, 4\) and \(3,\)"),
+        ("short_conv", (torch.ones(2, 3, 4), torch.ones(3, 2)), r"weight \[D, W\]; received \(2, 3, 4\) and \(3, 2\)"),
+        ("short_conv", (torch.ones(2, 3, 4), torch.ones(4, 2), torch.ones(3)), r"bias must be .*received \(3,\)"),
     ],
 )
 def test_shapes_that_are_not_computed_are_refused(op: str, arguments: tuple[Any, ...], message: str) -> None:
