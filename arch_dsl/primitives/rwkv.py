@@ -17,7 +17,7 @@ from archlab.arch_dsl.parts.layers import Initializer, parameter, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
-from archlab.arch_dsl.primitives.token_shift import share, shifted_size
+from archlab.arch_dsl.primitives.token_shift import between, kernel_of_shifts, share, shifted_size
 
 
 class _MixModule(SublayerModule):
@@ -26,16 +26,18 @@ class _MixModule(SublayerModule):
     def __init__(self, spec: Widened, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.add_sites(spec, {"inner": spec.inside(ctx)})
+        self.shift = kernel_of_shifts(ctx)
 
-    def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        """The update from the normed copy and the one before it `[batch, time, d_model]`."""
+    def mixed(self, hidden: Tensor, before: Tensor | None, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update from the normed copy and the one before it `[batch, time, d_model]`, None with a `shift`."""
         raise TypeError(f"{type(self).__name__} mixes nothing")
 
     def update(self, stream: Tensor, call: Call) -> Tensor:
         hidden = self.pre(stream, call, iter(()))
         gates = [*self.inner.projections(), *self.post.projections()]
         products = iter(self.products(hidden, gates) if gates else ())
-        before = shifted(hidden, call, self.path, what=".shift")
+        fused = self.shift is not None and call.held is None and call.padding is None
+        before = None if fused else shifted(hidden, call, self.path, what=".shift")
         return self.post(self.mixed(hidden, before, products, call), call, products)  # type: ignore[no-any-return]
 
 
@@ -53,7 +55,7 @@ class RWKV4(Widened):
     what the output map reads. The mean runs on from document to document.
     """
 
-    ops: ClassVar[tuple[str, ...]] = ("wkv4", "gate")
+    ops: ClassVar[tuple[str, ...]] = ("wkv4", "gate", "token_shift")
     recurrent: ClassVar[bool] = True
     examples = ({}, {"width": 12, "inner": ["gate"], "zero": ["output"], "post": ["gate"]})
     zero: Annotated[Projections, ProjectionNotation(*TIME_NAMES)] = False
@@ -94,10 +96,10 @@ class _RWKV4(_MixModule, of=RWKV4):
         self.wkv = ctx.select("wkv4")
         self.gate = ctx.select("gate", granularity="elementwise", activation="sigmoid", combine="multiply")
 
-    def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        r_TC = self.receptance_projection(between(before, hidden, self.time_mix_receptance))
-        k_TC = self.key_projection(between(before, hidden, self.time_mix_key))
-        v_TC = self.value_projection(between(before, hidden, self.time_mix_value))
+    def mixed(self, hidden: Tensor, before: Tensor | None, products: Iterator[Tensor], call: Call) -> Tensor:
+        r_TC = self.receptance_projection(between(before, hidden, self.time_mix_receptance, self.shift))
+        k_TC = self.key_projection(between(before, hidden, self.time_mix_key, self.shift))
+        v_TC = self.value_projection(between(before, hidden, self.time_mix_value, self.shift))
         if call.padding is not None:
             k_TC = k_TC.masked_fill(call.padding[..., None], float("-inf"))  # no weight
         state = None if call.held is None else call.held.get(self.path)
@@ -120,7 +122,7 @@ class ChannelMix(Widened):
     zero (as published: receptance and value). `inner` acts on the hidden activations.
     """
 
-    ops: ClassVar[tuple[str, ...]] = ("gate",)
+    ops: ClassVar[tuple[str, ...]] = ("gate", "token_shift")
     examples = ({"pre": ["rmsnorm"]}, {"width": 20, "zero": ["value"], "inner": ["rmsnorm"]})
     zero: Annotated[Projections, ProjectionNotation(*CHANNEL_NAMES)] = False
     activation: Activation = "relu2"
@@ -159,16 +161,11 @@ class _ChannelMix(_MixModule, of=ChannelMix):
         self.activation = function_of(spec.activation)
         self.gate = ctx.select("gate", granularity="elementwise", activation="sigmoid", combine="multiply")
 
-    def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        r = self.receptance_projection(between(before, hidden, self.mix_receptance))
-        k = self.key_projection(between(before, hidden, self.mix_key))
+    def mixed(self, hidden: Tensor, before: Tensor | None, products: Iterator[Tensor], call: Call) -> Tensor:
+        r = self.receptance_projection(between(before, hidden, self.mix_receptance, self.shift))
+        k = self.key_projection(between(before, hidden, self.mix_key, self.shift))
         v = self.value_projection(self.inner(self.activation(k), call, products))
         return self.gate(v, r, "sigmoid", "multiply")  # type: ignore[no-any-return]
-
-
-def between(before: Tensor, x: Tensor, share: Tensor) -> Tensor:
-    """share x + (1 - share) before."""
-    return torch.lerp(before, x, share.to(x.dtype))
 
 
 # Initial values by depth, as in the code of the published models (RWKV-v4); i counts channels

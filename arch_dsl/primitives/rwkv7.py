@@ -22,8 +22,7 @@ from archlab.arch_dsl.parts.saved_for_backward import by_periods, kept_by
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
 from archlab.arch_dsl.primitives.norms import LayerNorm
-from archlab.arch_dsl.primitives.rwkv import between
-from archlab.arch_dsl.primitives.token_shift import share, shifted_size
+from archlab.arch_dsl.primitives.token_shift import between, kernel_of_shifts, share, shifted_size
 from archlab.kernels.activations import at_least_float32
 
 NAMES = ("receptance", "key", "value", "output")
@@ -52,7 +51,7 @@ class RWKV7(Sublayer):
     on from document to document.
     """
 
-    ops: ClassVar[tuple[str, ...]] = ("wkv7",)
+    ops: ClassVar[tuple[str, ...]] = ("wkv7", "token_shift")
     recurrent: ClassVar[bool] = True
     by_layer: ClassVar[bool] = True
     examples = (
@@ -203,11 +202,13 @@ class _Shifted(_LowRank):
         self.mix = _mix(ctx, name) if spec.rank(name) else None
         self.activation = function_of(activation)
 
-    def forward(self, hidden: Tensor, before: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, before: Tensor | None, shift: Callable[..., Tensor] | None
+    ) -> Tensor:
         if self.mix is None or self.inner is None or self.outer is None:
             assert self.base is not None
             return self.base
-        out: Tensor = self.outer(self.activation(self.inner(between(before, hidden, self.mix))))
+        out: Tensor = self.outer(self.activation(self.inner(between(before, hidden, self.mix, shift))))
         return out if self.base is None else out + self.base
 
 
@@ -242,7 +243,7 @@ class _RWKV7(SublayerModule, of=RWKV7):
         )
         self.bonus = undecayed((width // spec.head_dim, spec.head_dim), constant(-0.04)) if spec.bonus else None
         self.add_sites(spec, {"sdpa": spec.heads(ctx)})
-        self.wkv = ctx.select("wkv7")
+        self.wkv, self.shift = ctx.select("wkv7"), kernel_of_shifts(ctx)
         self.head_dim, self.carried = spec.head_dim, place_of(ctx)
         self.gives = bool(spec.value_rank) and first
 
@@ -250,15 +251,16 @@ class _RWKV7(SublayerModule, of=RWKV7):
         hidden = self.pre(stream, call, iter(()))
         gates = [*self.sdpa.projections(), *self.post.projections()]
         products = iter(self.products(hidden, gates) if gates else ())
-        before = shifted(hidden, call, self.path, what=".shift")
+        fused = self.shift is not None and call.held is None and call.padding is None
+        before = None if fused else shifted(hidden, call, self.path, what=".shift")
         return self.post(self.mixed(hidden, before, products, call), call, products)  # type: ignore[no-any-return]
 
-    def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        """The update from the normed copy and the one before it `[batch, time, d_model]`."""
-        r_BTC = self.receptance_projection(between(before, hidden, self.receptance_share))
-        k_BTC = self.key_projection(between(before, hidden, self.key_share))
-        log_w = self.per_head(STRONGEST * at_least_float32(self.decay(hidden, before)).sigmoid(), r_BTC)
-        rate = self.per_head(self.rate(hidden, before).sigmoid(), r_BTC)
+    def mixed(self, hidden: Tensor, before: Tensor | None, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update from the normed copy and the one before it `[batch, time, d_model]`, None with a `shift`."""
+        r_BTC = self.receptance_projection(between(before, hidden, self.receptance_share, self.shift))
+        k_BTC = self.key_projection(between(before, hidden, self.key_share, self.shift))
+        log_w = self.per_head(STRONGEST * at_least_float32(self.decay(hidden, before, self.shift)).sigmoid(), r_BTC)
+        rate = self.per_head(self.rate(hidden, before, self.shift).sigmoid(), r_BTC)
         removal = F.normalize(self.heads_of(k_BTC * self.removal), dim=-1)
         r_BTHD, v_BTHD = self.heads_of(r_BTC), self.heads_of(self.values(hidden, before, call))
         k_BTHD = self.heads_of(k_BTC * (1 + (rate.flatten(-2) - 1) * self.replacement))
@@ -275,12 +277,12 @@ class _RWKV7(SublayerModule, of=RWKV7):
             o_BTHD = o_BTHD + (r_BTHD * k_BTHD * self.bonus).sum(-1, keepdim=True) * v_BTHD
         o_BTC = o_BTHD.flatten(-2)
         if self.gate is not None:
-            o_BTC = o_BTC * self.gate(hidden, before)
+            o_BTC = o_BTC * self.gate(hidden, before, self.shift)
         return self.output_projection(o_BTC)  # type: ignore[no-any-return]
 
-    def values(self, hidden: Tensor, before: Tensor, call: Call) -> Tensor:
+    def values(self, hidden: Tensor, before: Tensor | None, call: Call) -> Tensor:
         """Values with their share of the first layer's, which that layer leaves in the call."""
-        x = between(before, hidden, self.value_share)
+        x = between(before, hidden, self.value_share, self.shift)
         own: Tensor = self.value_projection(x)
         if self.gives:
             call.across[self.carried] = own

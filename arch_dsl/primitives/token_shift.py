@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
@@ -51,8 +51,7 @@ class _TokenShift(Module, of=TokenShift):
         shape = (ctx.width,) if ctx.heads is None else (ctx.heads, ctx.width)
         self.mix = undecayed(shape, spec.initial(ctx))
         self.path, self.documents = ctx.path, ctx.documents
-        kernel = ctx.select("token_shift", starts=ctx.documents)
-        self.kernel = kernel if ctx.choices[-1].implementation == "triton" else None
+        self.kernel = kernel_of_shifts(ctx, ctx.documents)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, width] or [batch, time, heads, head_dim]
@@ -69,6 +68,20 @@ class _TokenShift(Module, of=TokenShift):
             return found
         opens = opens_document(call, self.path)
         return opens if found is None else found | opens
+
+
+def kernel_of_shifts(ctx: BuildContext, starts: bool = False) -> Callable[..., Tensor] | None:
+    """The kernel that shifts and mixes in one pass; None where the step back is better taken once for all mixes."""
+    kernel = ctx.select("token_shift", starts=starts)
+    return kernel if ctx.choices[-1].implementation == "triton" else None
+
+
+def between(before: Tensor | None, x: Tensor, share: Tensor, kernel: Callable[..., Tensor] | None) -> Tensor:
+    """share x_t + (1 - share) x_(t-1) for x `[batch, time, width]`, of what stands `before` or by the kernel."""
+    if before is None:
+        assert kernel is not None
+        return kernel(x, share)
+    return torch.lerp(before, x, share.to(x.dtype))
 
 
 def share(width: int, power: float, more: float = 0.0) -> Initializer:
