@@ -24,6 +24,7 @@ from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
 from archlab.arch_dsl.primitives.norms import LayerNorm
 from archlab.arch_dsl.primitives.token_shift import between, kernel_of_shifts, share, shifted_size
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.wkv7 import WIDEST
 
 NAMES = ("receptance", "key", "value", "output")
 STRONGEST = -0.6065306597126334  # -exp(-1/2): log w is this times a sigmoid
@@ -243,7 +244,7 @@ class _RWKV7(SublayerModule, of=RWKV7):
         )
         self.bonus = undecayed((width // spec.head_dim, spec.head_dim), constant(-0.04)) if spec.bonus else None
         self.add_sites(spec, {"sdpa": spec.heads(ctx)})
-        self.wkv, self.shift = ctx.select("wkv7"), kernel_of_shifts(ctx)
+        self.wkv, self.shift = ctx.select("wkv7", wide=spec.head_dim > WIDEST), kernel_of_shifts(ctx)
         self.head_dim, self.carried = spec.head_dim, place_of(ctx)
         self.gives = bool(spec.value_rank) and first
 

@@ -87,17 +87,18 @@ def pair_decays(log_decay, ROWS: tl.constexpr):
 
 
 @triton.jit
-def join(half, ROWS: tl.constexpr):
+def join(half, ROWS: tl.constexpr, BEFORE: tl.constexpr = False):
     """Of blocks of `half` tokens that are joined to twice their size: which tokens are in a second half, the pairs
     whose reader is in the second and whose writer in the first half of one block, and for each token the tokens
-    between it and the boundary, itself included where it reads.
+    between it and the boundary, itself included where it reads; not with BEFORE, where it reads before it decays.
     """
     i = tl.arange(0, ROWS)
     row, column = i[:, None], i[None, :]
     boundary = row // (2 * half) * (2 * half) + half
     second = row >= boundary
     across = second & (column < boundary) & (column >= boundary - half)
-    between = (second & (column >= boundary) & (column <= row)) | ((row < column) & (column < boundary))
+    upto = column < row if BEFORE else column <= row
+    between = (second & (column >= boundary) & upto) | ((row < column) & (column < boundary))
     return second, across, between.to(tl.float32)
 
 
@@ -105,15 +106,17 @@ def join(half, ROWS: tl.constexpr):
 def add_pairs(
     found, queries, keys, log_decay,
     NARROW: tl.constexpr, OPERANDS: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    BEFORE: tl.constexpr = False,
 ):  # fmt: skip
-    """To `[C,C]` the sums over channels of queries_id exp(c_id - c_jd) keys_jd for j < i, of decays per channel.
+    """To `[C,C]` the sums over channels of queries_id exp(c_id - c_jd) keys_jd for j < i, of decays per channel; with
+    BEFORE of exp(c_(i-1)d - c_jd).
 
     Blocks of 1, 2, 4, ... tokens are joined: what the second half reads of the first is a product of matrices, as the
     decay from j to i is that from j to the boundary times that from there to i. So no exponent is positive.
     """
     half = 1
     while half < ROWS:
-        second, across, between = join(half, ROWS)
+        second, across, between = join(half, ROWS, BEFORE)
         decay = tl.exp(sums(between, log_decay, NARROW))
         reading = tl.where(second, queries * decay, 0.0).to(OPERANDS)
         writing = tl.where(second, 0.0, keys * decay).to(OPERANDS)

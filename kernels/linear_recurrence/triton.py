@@ -274,12 +274,12 @@ def linear_recurrence(
         raise ValueError(f"a program holds all channels of a key: at most {WIDEST}; received {q.shape[-1]}")
     first = None if state is None else state.float()
     out, last = _recur(
-        q.to(v.dtype), k.to(v.dtype), v, log_decay, beta, first, scale, v.shape[0] * v.shape[2] >= _fills(v)
+        q.to(v.dtype), k.to(v.dtype), v, log_decay, beta, first, scale, v.shape[0] * v.shape[2] >= fills(v)
     )
     return out, last
 
 
-def _fills(x: Tensor) -> int:
+def fills(x: Tensor) -> int:
     """The programs that keep all multiprocessors busy."""
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else UNKNOWN_CARD
 

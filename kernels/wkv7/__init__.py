@@ -5,8 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels import launch
+from archlab.kernels.op import Ask, Case, Implementation, Op, nbytes
 from archlab.kernels.wkv7 import reference, torch_ops
+
+WIDEST = 64  # channels of a key that a program of Triton's holds
+
+
+def _unsupported(ask: Ask) -> str | None:
+    return f"holds keys of at most {WIDEST} channels" if ask.options["wide"] else launch.unsupported(ask)
 
 
 def _bytes(r: Tensor, v: Tensor, state: Tensor | None = None, **given: Tensor) -> int:
@@ -27,6 +34,11 @@ WKV7 = Op(
     name="wkv7",
     reference=reference.wkv7,
     implementations={
+        "triton": launch.in_triton(
+            "wkv7",
+            "chunks of tokens, states between them in registers; its speed was measured on no card",
+            _unsupported,
+        ),
         "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
     },
     cases=(
@@ -36,8 +48,8 @@ WKV7 = Op(
         _case("removing_length_2", length=2, state=False),
         _case("removing_long", length=67),
     ),
-    options={},
-    ask=lambda **_: {},
+    options={"wide": (False, True)},
+    ask=lambda r, **_: {"wide": r.shape[-1] > WIDEST},
     # The products of the recurrent form: read, erase, and write twice; and decay
     flops=lambda r, v, **_: 9 * v.numel() * r.shape[-1],
     bytes=_bytes,

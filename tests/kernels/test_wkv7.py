@@ -114,9 +114,49 @@ def test_autocast_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_chunks_serve_on_every_device() -> None:
-    for device in (Device("cpu"), Device("cuda", (9, 0))):
-        assert select("wkv7", device, torch.float32).call is chunked
+def test_chunks_serve_a_cpu_and_what_triton_does_not_hold() -> None:
+    assert select("wkv7", Device("cpu"), torch.float32).call is chunked
+    card = Device("cuda", (9, 0))
+    assert select("wkv7", card, torch.bfloat16).implementation == "triton"
+    wide = select("wkv7", card, torch.bfloat16, wide=True)
+    assert wide.call is chunked and "at most 64 channels" in wide.reason
+    from archlab.kernels.wkv7.triton import wkv7 as ours
+
+    x = torch.zeros(1, 3, 1, 65)
+    with pytest.raises(ValueError, match="at most 64; received 65"):
+        ours(x, x, x, x, x, x)
+
+
+def test_triton_gives_the_same_by_a_walk_and_by_stored_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    from archlab.kernels.wkv7 import triton
+
+    given = made(35)
+    want, narrow = results(wkv7, given), {n: x.detach().float().requires_grad_() for n, x in given.items()}
+    for fills in (1, 1000):
+        monkeypatch.setattr(triton, "fills", lambda x, fills=fills: fills)
+        assert_equal(results(triton.wkv7, narrow), want, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [16, 32])
+@pytest.mark.parametrize("decays", [lambda x: torch.full_like(x, -20.0), _mixed], ids=["strong", "mixed"])
+def test_triton_is_exact_whatever_the_decays(
+    decays: Callable[[Tensor], Tensor], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from archlab.kernels.wkv7 import triton
+
+    monkeypatch.setattr(triton, "chunk_of", lambda dtype: chunk)
+    given = made(70, decays)
+    narrow = {name: x.detach().float().requires_grad_() for name, x in given.items()}
+    assert_equal(results(triton.wkv7, narrow), results(wkv7, given), 1e-6)
+
+
+@pytest.mark.slow
+def test_triton_keeps_the_rules_of_torch_library() -> None:
+    from archlab.kernels.wkv7 import triton
+
+    r, k, v, g, removal, rate, state = (x.detach().float().requires_grad_() for x in made(5).values())
+    torch.library.opcheck(triton._wkv7.op, (r, k, v, g, removal, rate, state, True))
 
 
 @pytest.mark.parametrize(
