@@ -64,9 +64,9 @@ class _Launch:
 
     def across(self, name: str, of: str) -> int:
         """The blocks of columns that a kernel takes, of keys (`BK`) or of values (`BV`)."""
-        return triton.cdiv(
-            self.keys if of == "BK" else self.values, _tile(name, self.keys, self.values, self.chunk)[of]
-        )
+        tile = _tile(name, self.keys, self.values, self.chunk)
+        blocks: int = triton.cdiv(self.keys if of == "BK" else self.values, tile[of])
+        return blocks
 
     def of_tokens(self, width: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.v.new_empty((self.batch, self.length, self.heads, width), dtype=dtype)

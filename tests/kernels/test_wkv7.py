@@ -127,6 +127,7 @@ def test_chunks_serve_a_cpu_and_what_triton_does_not_hold() -> None:
         ours(x, x, x, x, x, x)
 
 
+@pytest.mark.slow
 def test_triton_gives_the_same_by_a_walk_and_by_stored_states(monkeypatch: pytest.MonkeyPatch) -> None:
     from archlab.kernels.wkv7 import triton
 
