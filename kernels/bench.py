@@ -214,6 +214,7 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     channels = batch, time_, d_model
     turned: _Shapes = dict.fromkeys("qkv", (batch, time_, heads, width))
     heads_ = batch, time_, heads, width
+    narrower = batch, time_, 2 * heads, width // 2
     by_head: _Shapes = {"beta": (batch, time_, heads)}
     tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
     opened = {"bias": None, "eps": 1e-6, "kind": "rms", "activation": "silu", "combine": "multiply"}
@@ -240,12 +241,13 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "short_conv": [Case("stream", {"x": channels, "weight": (d_model, 4)}, {"activation": "silu"})],
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
-            Case("channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, 2 * heads, width // 2)), {}),
+            Case("channel", dict.fromkeys((*"qkv", "log_decay"), narrower), {}),
             Case("delta", turned | by_head | {"log_decay": (batch, time_, heads)}, {}),
             Case("delta_channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, heads, width)) | by_head, {}),
         ],
         "selective_scan": [Case("mamba", scanned, {})],
         "wkv4": [Case("rwkv", dict.fromkeys("kv", channels) | dict.fromkeys(("decay", "bonus"), (d_model,)), {})],
+        "wkv7": [Case("rwkv7", dict.fromkeys((*"rkv", "log_decay", "removal", "rate"), narrower), {})],
         "experts": [Case("experts", rows | {"weight": (8, d_model, d_model)}, {}, {"ends": ends})],
         "linear_cross_entropy": [
             Case("loss", {"hidden": stream, "table": (vocab, d_model)}, summed, {"targets": (0,) * tokens})

@@ -76,6 +76,7 @@ class _Launch:
         return self.v.new_empty((self.batch, self.heads, self.chunks, rows, columns))
 
     def pairs(self) -> tuple[Tensor, Tensor]:
+        """A matrix of tokens with keys, and one with what is removed, for each chunk of each head."""
         return self.of_chunks(self.chunk, self.chunk), self.of_chunks(self.chunk, self.chunk)
 
     def prepare(self) -> None:
