@@ -126,6 +126,20 @@ def add_pairs(
 
 
 @triton.jit
+def inverted(lower, PRECISION: tl.constexpr, ROWS: tl.constexpr):
+    """(I + L)^-1 of what stands below the diagonal of `lower` `[C,C]`: blocks of tokens joined."""
+    i = tl.arange(0, ROWS)
+    found = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    half = 1
+    while half < ROWS:
+        _, across, _ = join(half, ROWS)
+        corner = tl.dot(tl.where(across, lower, 0.0), found, input_precision=PRECISION)
+        found -= tl.dot(found, corner, input_precision=PRECISION)
+        half *= 2
+    return found
+
+
+@triton.jit
 def load_decays(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Log decays per channel that have sums and products."""
     return tl.maximum(load(g, row, stride, rows, columns, ROWS, COLUMNS).to(tl.float32), RESET)
@@ -168,10 +182,7 @@ def invert(
     k, g, beta, inverse, T, H, SHARED, DK, N, k_stride, g_stride, beta_stride,
     DECAY: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """(I + L)^-1 `[C,C]` of every chunk: blocks of tokens joined.
-
-    L_ij = beta_i times the sum over d of k_id exp(c_id - c_jd) k_jd for j < i.
-    """
+    """(I + L)^-1 `[C,C]` of every chunk, L_ij = beta_i times the sum over d of k_id exp(c_id - c_jd) k_jd for j < i."""
     program, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = program // H, program % H
     row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
@@ -188,15 +199,7 @@ def invert(
     lower *= load_column(beta + head, row, beta_stride, rows, CHUNK)[:, None]
     if DECAY == 1:
         lower *= pair_decays(load_column(g + head, row, g_stride, rows, CHUNK), CHUNK)
-    i = tl.arange(0, CHUNK)
-    found = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    half = 1
-    while half < CHUNK:
-        _, across, _ = join(half, CHUNK)
-        corner = tl.dot(tl.where(across, lower, 0.0), found, input_precision=SUMS)
-        found -= tl.dot(found, corner, input_precision=SUMS)
-        half *= 2
-    store(inverse, found, (program * N + chunk) * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+    store(inverse, inverted(lower, SUMS, CHUNK), (program * N + chunk) * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from archlab.kernels.linear_recurrence.forward import (
     decays_into,
     decays_outof,
     decays_over,
-    join,
+    inverted,
     load,
     load_decays,
     load_over,
@@ -62,14 +62,7 @@ def weigh(
             keyed = add_pairs(keyed, queries, keys, log_decay, narrow, narrow, "ieee", CHUNK)
             removed = add_pairs(removed, queries, directions, log_decay, narrow, narrow, "ieee", CHUNK)
     if BEFORE:
-        lower = removed
-        removed = tl.where(diagonal, 1.0, 0.0)
-        half = 1
-        while half < CHUNK:
-            _, across, _ = join(half, CHUNK)
-            corner = tl.dot(tl.where(across, lower, 0.0), removed, input_precision=SUMS)
-            removed -= tl.dot(removed, corner, input_precision=SUMS)
-            half *= 2
+        removed = inverted(removed, SUMS, CHUNK)
     tile = (program * N + chunk) * CHUNK
     store(with_keys, keyed, tile, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
     store(with_removed, removed, tile, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)

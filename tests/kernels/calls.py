@@ -87,7 +87,7 @@ LINEAR_RECURRENCE = {
 }
 # Walks through time are a launch's Python for every token.
 SELECTIVE_SCAN = {torch.float32: ("scan_length_1",), torch.bfloat16: ("scan",)}
-WKV7 = {torch.float32: ("removing_length_1", "removing_length_2"), torch.bfloat16: ("removing_length_2",)}
+WKV7 = {torch.float32: ("removing_length_2",), torch.bfloat16: ()}
 WKV4 = {torch.float32: ("wkv_length_1", "wkv_plain"), torch.bfloat16: ("wkv",)}
 EXPERTS = {
     torch.float32: ("uneven", "expert_without_rows", "width_1"), torch.bfloat16: ("expert_without_rows",),
