@@ -22,6 +22,7 @@ from archlab.arch_dsl.primitives.latent_attention import LatentAttention
 from archlab.arch_dsl.primitives.lightning_indexer import LightningIndexer
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
+from archlab.arch_dsl.primitives.norms import RMSNorm
 from archlab.arch_dsl.primitives.rwkv7 import RWKV7
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import layers_of
@@ -204,6 +205,9 @@ def _linear(
         yield "heads", heads
         if branch.key_heads is not None:
             yield "key_heads", _groups(heads, branch.key_heads, branch.heads)
+        for item in branch.sdpa:
+            if isinstance(item, RMSNorm) and item.groups > 1:
+                yield f"sdpa.{item.type}.groups", _groups(heads, item.groups, branch.heads)
         if isinstance(branch.head_dim, int):
             yield "head_dim", max(branch.head_dim * head_dim // budget.head_dim, 1)
     if isinstance(branch.value_dim, int):

@@ -92,10 +92,11 @@ def weights_of(published: Published) -> dict[str, Tensor]:
 
 
 def stored(theirs: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names of their model as its checkpoints hold them: those of all experts one by one."""
+    """Tensors by the names of their model as its checkpoints hold them: those of all experts one by one,
+    and under the names of old where these differ."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    if not any(".experts." in name for name in tensors):
+    if not any(".experts." in name or ".0.mixer." in name for name in tensors):
         return tensors
     found: dict[str, Tensor] = revert_weight_conversion(theirs, tensors)
     return found
@@ -307,6 +308,7 @@ def main() -> None:
         test_parity_mixers,
         test_parity_modern,
         test_parity_moe,
+        test_parity_recent,
         test_parity_scans,
         test_parity_xlstm,
     )
@@ -314,7 +316,7 @@ def main() -> None:
     dense = (test_parity_classic, test_parity_modern, test_parity_families, test_parity_gemma3n)
     experts = (test_parity_moe, test_parity_experts)
     mixed = (test_parity_mixers, test_parity_kimi, test_parity_scans, test_parity_xlstm, test_parity_hybrids)
-    files = (*dense, *experts, *mixed, test_parity_encoder, test_parity_encoder_decoder)
+    files = (*dense, *experts, *mixed, test_parity_recent, test_parity_encoder, test_parity_encoder_decoder)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
     for published in (each for file in files for each in file.ALL):
         logits, gradients = errors(published)

@@ -186,6 +186,33 @@ def _minimax(model: Model, layers: list[Facts]) -> Facts:
     }
 
 
+def _nemotron_h(model: Model, layers: list[Facts]) -> Facts:
+    """Layers of one branch each, whose kind their names say."""
+    names = {"mamba2": "linear_attention", "attention": "full_attention"}
+    kinds = [next((names[name] for name in names if name in layer), layer.get("ffn")) for layer in layers]
+    mamba, ffn = _first(layers, "mamba2"), _first(layers, "ffn")
+    width = "moe_intermediate_size" if ffn.type == "moe" else "intermediate_size"
+    theirs = {
+        "n_routed_experts": "experts",
+        "num_experts_per_tok": "top_k",
+        "moe_shared_expert_intermediate_size": "shared",
+        "routed_scaling_factor": "scale",
+    }
+    return {
+        **_attention(_first(layers, "attention")),
+        **{key: getattr(ffn, field) for key, field in theirs.items() if ffn.type == "moe"},
+        width: ffn.width,
+        "experts_implementation": "eager",
+        "num_hidden_layers": None,
+        "layers_block_type": [kind if isinstance(kind, str) else kind.type for kind in kinds],
+        "mamba_num_heads": mamba.heads,
+        "mamba_head_dim": mamba.value_dim,
+        "n_groups": mamba.key_heads,
+        "ssm_state_size": mamba.head_dim,
+        "chunk_size": 16,
+    }
+
+
 HYBRIDS: dict[str, Callable[[Facts], Any]] = {
     "bamba": built("Bamba", _bamba),
     "granite4": built("GraniteMoeHybrid", _granite4),
@@ -195,5 +222,6 @@ HYBRIDS: dict[str, Callable[[Facts], Any]] = {
     "lfm2": built("Lfm2", _lfm2),
     "minimax": built("MiniMax", _minimax),
     "olmo_hybrid": built("OlmoHybrid", _olmo_hybrid),
+    "nemotron_h": built("NemotronH", _nemotron_h),
     "modernbert": built("ModernBert", _modernbert, "MaskedLM"),
 }

@@ -98,6 +98,7 @@ def test_it_holds_what_is_published():
         "mt5",
         "mt_nlg",
         "nemotron",
+        "nemotron_h",
         "ngpt",
         "olmo2",
         "olmo3",

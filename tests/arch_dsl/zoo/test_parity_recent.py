@@ -1,0 +1,100 @@
+"""Models that are started from today against transformers: layers of one branch each, experts of squared ReLU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from archlab import arch_dsl
+from tests.arch_dsl.parity import (
+    GRADIENTS,
+    LOGITS,
+    Published,
+    decoded,
+    errors,
+    expected,
+    model_of,
+    outline,
+    outline_of_zoo,
+    relative,
+    theirs_of,
+    trials_of,
+    unexplained,
+)
+from tests.arch_dsl.zoo.test_parity_hybrids import EXPERTS, GATE, theirs
+from tests.arch_dsl.zoo.test_parity_modern import NORM
+
+
+def nemotron_h(feed_forward: str) -> Any:
+    """What makes a model with a bias of the choice of experts that is not 0."""
+    ssd = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 10, "n_groups": 2, "time_step_min": 0.3}
+    moe = {"n_routed_experts": 6, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20}
+    layers = ["linear_attention", feed_forward, "linear_attention", "full_attention"]
+    own = {"layers_block_type": layers, "num_hidden_layers": 4, "head_dim": 12, "layer_norm_epsilon": 0.03}
+    make = theirs("NemotronH", **own, **ssd, **moe, **EXPERTS, chunk_size=16, routed_scaling_factor=1.5)
+
+    def build() -> nn.Module:
+        model: nn.Module = make()
+        for name, value in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                value.copy_(torch.linspace(-0.4, 0.4, 6))
+        return model
+
+    return build
+
+
+def nemotron_h_spec(feed_forward: dict[str, Any]) -> dict[str, Any]:
+    """Mamba-2, the feed-forward, Mamba-2, attention."""
+    groups = {**NORM, "over": "heads", "groups": 2}
+    slow = {"type": "mamba2", "floor": 0.3}
+    mamba2 = {"value_dim": 8, "head_dim": 10, "key_heads": 2, "decay": slow, "sdpa": [GATE, groups]}
+    attention = {"heads": 4, "kv_heads": 2, "head_dim": 12}
+    kept = {"mamba2": "1,3", "attention": ":3", "ffn": "0,2,3"}
+    return {
+        "d_model": 32,
+        "n_layers": 4,
+        "block": {"norm": NORM, "mamba2": mamba2, "attention": attention, "ffn": feed_forward},
+        "overrides": {layers: {f"block.{name}": None} for name, layers in kept.items()},
+        "unembedding": {"tied": False},
+    }
+
+
+BIAS = {"type": "bias", "auxiliary": {"type": "switch"}}
+SQUARED = {"type": "mlp", "width": 40, "activation": "relu2"}
+MOE = {"type": "moe", "experts": 6, "top_k": 2, "width": 24, "shared": 20}
+SQUARED_MOE = {**MOE, "expert": "mlp", "activation": "relu2", "routing": "sigmoid", "scale": 1.5, "balance": BIAS}
+
+ALL = [
+    Published("nemotron_h", nemotron_h("moe"), nemotron_h_spec(SQUARED_MOE), "nemotron_h", "nemotron_h", spread=0.7),
+    Published("nemotron_h 8b", nemotron_h("mlp"), nemotron_h_spec(SQUARED), "nemotron_h", "nemotron_h/8b", spread=0.7),
+]
+
+
+@pytest.mark.parametrize("published", ALL, ids=str)
+def test_logits_and_gradients_are_those_of_transformers(published):
+    logits, gradients = errors(published)
+    assert logits <= LOGITS and gradients <= GRADIENTS
+
+
+@pytest.mark.parametrize("published", ALL, ids=str)
+def test_logits_of_reading_token_by_token_are_those_of_transformers(published):
+    assert relative(decoded(published), expected(published)) <= LOGITS
+
+
+@pytest.mark.parametrize("published", ALL, ids=str)
+def test_parameters_are_counted_as_theirs(published):
+    found = sum(value.numel() for value in theirs_of(published).parameters())
+    assert arch_dsl.cost(model_of(published)).parameters == found
+
+
+@pytest.mark.parametrize("published", ALL, ids=str)
+def test_architecture_is_that_of_the_zoo(published):
+    assert outline(model_of(published)) == outline_of_zoo(published.zoo)
+
+
+@pytest.mark.parametrize("published", trials_of(ALL))
+def test_altering_any_field_breaks_the_parity(published):
+    assert unexplained(published) == []
