@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from archlab.arch_dsl.language.notation import Activation
-from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.arch_dsl.language.spec import Count, Positive, Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Elementwise, Module, Scale, Score
 from archlab.arch_dsl.parts.learned_vector import LearnedVector, StartOfParameter, StartOfVector, number
@@ -23,29 +23,50 @@ class Factor(Scale):
 
     Embeddings by the root of their width: `width_power: 0.5` (arXiv:1706.03762, section 3.4). Logits by one over the
     root of d_model: `width_power: -0.5` (PaLM, arXiv:2204.02311, section 5).
+
+    With `every` a query at position t = 0, 1, … is also multiplied by 1 + growth log(1 + floor((t + first) / every)),
+    so that attention over many positions stays sharp (arXiv:2501.19399, section 3.2; its form in the code of Llama 4).
+    There positions are counted from `first: 1`, in Ministral 3 from 0.
     """
 
-    examples = ({"by": 0.6}, {"by": -0.7, "width_power": -0.5})
+    examples = ({"by": 0.6}, {"by": -0.7, "width_power": -0.5}, {"growth": 0.7, "every": 2, "first": 1})
 
     by: float = 1.0
     width_power: float = 0.0
+    growth: Positive = added(default=0.1)
+    every: Count | None = added(default=None)
+    first: Annotated[int, Range(min=0)] = added(default=0)
 
     def factor(self, ctx: BuildContext) -> float:
         """What elements are multiplied by."""
         return self.by * float(ctx.width**self.width_power)
 
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        return Cost(activations=tokens if self.every else 0)
+
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if not self.by:
             yield "by", "must not be 0, which erases what it scales"
+        if self.every is not None and ctx.site != "query":
+            yield "every", f"grows with the position of a query: it stands at query, and not at {ctx.site}"
+        for name in ("growth", "first"):
+            if self.every is None and getattr(self, name) != getattr(Factor(), name):
+                yield name, "is about factors that grow with the position; give after how many it does as `every`"
 
 
 class _Factor(Module, of=Factor):
     def __init__(self, spec: Factor | DepthScale, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.factor = spec.factor(ctx)
+        self.growth = (spec.growth, spec.every, spec.first) if isinstance(spec, Factor) and spec.every else None
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
-        return x * self.factor
+        if self.growth is None:
+            return x * self.factor
+        growth, every, first = self.growth
+        positions = call.positions_of(x.shape[1], x.device) + first
+        grown = 1 + growth * (positions // every).float().log1p()
+        return x * (self.factor * grown).to(x.dtype)[..., None, None]
 
 
 @Scale.register("depth_scale")

@@ -273,6 +273,13 @@ def _yarn(theta: float, factor: float, original: int, **more: Any) -> Facts:
     return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, **scaling}}
 
 
+def ministral3(f: Facts) -> Any:
+    rope = f["rope"]
+    more = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    scaling = _yarn(rope.theta, rope.scaling.factor, rope.scaling.original, **more)
+    return modern("Ministral3", **scaling, rms_norm_eps=1e-5, max_position_embeddings=f["positions"])(f)
+
+
 def olmo3(f: Facts) -> Any:
     original = 32 if f["positions"] == 128 else 8192  # of the tiny one, and of the others
     ropes = _two_ropes(_rope(5e5), _yarn(5e5, 8.0, original))
@@ -529,6 +536,7 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         layer_types=lambda f: _kinds(f) if _windows(f) else ["full_attention"] * f["layers"],
     ),
     "seed_oss": modern("SeedOss", **_rope(1e7), attention_bias=lambda f: f["bias"]),
+    "ministral3": ministral3,
     "ernie4_5": modern("Ernie4_5", **_rope(5e5), rms_norm_eps=1e-5),
     "ernie4_5_moe": ernie4_5_moe,
     "dots1": sigmoid_experts("Dots1", **_rope(1e7), rms_norm_eps=1e-5),

@@ -25,7 +25,7 @@ from tests.arch_dsl.parity import (
     unexplained,
 )
 from tests.arch_dsl.zoo.test_parity_hybrids import EXPERTS, GATE, theirs
-from tests.arch_dsl.zoo.test_parity_modern import NORM
+from tests.arch_dsl.zoo.test_parity_modern import NORM, ROPE, ROTATION, spec
 
 
 def nemotron_h(feed_forward: str) -> Any:
@@ -67,9 +67,23 @@ SQUARED = {"type": "mlp", "width": 40, "activation": "relu2"}
 MOE = {"type": "moe", "experts": 6, "top_k": 2, "width": 24, "shared": 20}
 SQUARED_MOE = {**MOE, "expert": "mlp", "activation": "relu2", "routing": "sigmoid", "scale": 1.5, "balance": BIAS}
 
+YARN = {"factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.25}  # whose ends lie within the channels
+SLOWED = {**ROPE, "scaling": {**YARN, "type": "yarn", "original": 16, "attention_factor": 1}}
+MINISTRAL3 = spec({"head_dim": 16, "query": [SLOWED, {"type": "scale", "growth": 0.1, "every": 16}], "key": [SLOWED]})
+del MINISTRAL3["block"]["attention"]["positional"]
+GROWN = {**ROTATION, **YARN, "rope_type": "yarn", "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+GROWN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+
 ALL = [
     Published("nemotron_h", nemotron_h("moe"), nemotron_h_spec(SQUARED_MOE), "nemotron_h", "nemotron_h", spread=0.7),
     Published("nemotron_h 8b", nemotron_h("mlp"), nemotron_h_spec(SQUARED), "nemotron_h", "nemotron_h/8b", spread=0.7),
+    Published(
+        "ministral3",
+        theirs("Ministral3", head_dim=16, max_position_embeddings=64, rope_parameters=GROWN),
+        MINISTRAL3,
+        "llama",
+        "ministral3",
+    ),
 ]
 
 

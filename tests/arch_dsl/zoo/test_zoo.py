@@ -91,6 +91,7 @@ def test_it_holds_what_is_published():
         "mamba2_fox",
         "mamba3",
         "minimax",
+        "ministral3",
         "mistral",
         "mixtral",
         "modded_nanogpt",
