@@ -67,10 +67,9 @@ SQUARED = {"type": "mlp", "width": 40, "activation": "relu2"}
 MOE = {"type": "moe", "experts": 6, "top_k": 2, "width": 24, "shared": 20}
 SQUARED_MOE = {**MOE, "expert": "mlp", "activation": "relu2", "routing": "sigmoid", "scale": 1.5, "balance": BIAS}
 
-YARN = {"factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.25}  # whose ends lie within the channels
+YARN = {"factor": 4.0, "beta_fast": 1.0, "beta_slow": 0.25}  # whose ends lie within the channels
 SLOWED = {**ROPE, "scaling": {**YARN, "type": "yarn", "original": 16, "attention_factor": 1}}
-MINISTRAL3 = spec({"head_dim": 16, "query": [SLOWED, {"type": "scale", "growth": 0.1, "every": 16}], "key": [SLOWED]})
-del MINISTRAL3["block"]["attention"]["positional"]
+MINISTRAL3 = spec({"head_dim": 16, "positional": SLOWED, "query": [{"type": "scale", "growth": 0.1, "every": 16}]})
 GROWN = {**ROTATION, **YARN, "rope_type": "yarn", "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
 GROWN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 
