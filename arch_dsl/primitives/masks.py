@@ -10,6 +10,8 @@ from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Mask
 from archlab.kernels.attention import CAUSAL, FULL, Blocks, Pattern
 
+_Some = Annotated[int, Range(min=0)]
+
 
 @Mask.register("causal")
 class Causal(Mask):
@@ -127,13 +129,16 @@ class Strided(Mask):
 @Mask.register("fixed")
 class Fixed(Mask):
     """Position i reads its own stretch of `stride` positions up to itself, and the last `columns` positions of every
-    stretch before: both parts of the fixed Sparse Transformer in one head (arXiv:1904.10509, section 4.3)."""
+    stretch before: both parts of the fixed Sparse Transformer in one head (arXiv:1904.10509, section 4.3).
+
+    By the name `chunked` there are 0 such columns: stretches are read apart, as in the layers of Llama 4 with RoPE.
+    """
 
     examples = ({"stride": 4, "columns": 1},)
 
     version: ClassVar[int] = 2
     stride: Count
-    columns: Count
+    columns: _Some
 
     def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
         return Pattern(stride=self.stride, columns=self.columns)
@@ -143,7 +148,7 @@ class Fixed(Mask):
             yield "columns", f"must be at most the stride {self.stride}, found {self.columns}"
 
 
-_Some = Annotated[int, Range(min=0)]
+Mask.alias("chunked", type="fixed", columns=0)
 
 
 @Mask.register("bigbird")

@@ -33,6 +33,9 @@ class MoE(WithExperts):
     `linear`. `shared` is the width of an expert that every token meets (arXiv:2401.06066, section 3.2; several of them
     are one as wide as all), times sigmoid(x w_s) with `shared_gate` (Qwen2-MoE).
 
+    With `weigh: inputs` it is sum of expert_e(scale w_e x): what an expert reads is weighed, and not what it gives (the
+    code of Llama 4, which has no paper).
+
     With `groups` of equally many experts a token chooses among those of its `group_top_k` best groups alone
     (arXiv:2405.04434, section 2.2.2); the score of a group is that of its best expert (`group_score: max`) or the sum
     of its best two (`top2`, arXiv:2412.19437, section 2.1.2). `capacity` bounds what an expert serves while training:
@@ -53,8 +56,8 @@ class MoE(WithExperts):
     by_layer: ClassVar[bool] = True  # losses and loads are told of each
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "experts", "top_k", "width", "expert", "activation", "linear", "bias", "routing",
-        "normalize", "scale", "router_bias", "choice", "groups", "group_top_k", "group_score", "capacity", "shared",
-        "shared_gate", "balance", "z_loss", "share",
+        "normalize", "scale", "weigh", "router_bias", "choice", "groups", "group_top_k", "group_score", "capacity",
+        "shared", "shared_gate", "balance", "z_loss", "share",
     )  # fmt: skip
     examples = (
         {"width": 12},
@@ -65,6 +68,7 @@ class MoE(WithExperts):
         {"width": 12, "experts": 4, "balance": "bias"},
         {"width": 12, "experts": 4, "capacity": 1.0},
         {"width": 12, "experts": 4, "choice": "expert", "normalize": False},
+        {"width": 12, "experts": 4, "weigh": "inputs", "routing": "sigmoid"},
     )
 
     top_k: Count = 2
@@ -72,6 +76,7 @@ class MoE(WithExperts):
     normalize: bool = True
     scale: Positive = 1.0
     router_bias: bool = False
+    weigh: Literal["outputs", "inputs"] = added(default="outputs")
     choice: Literal["token", "expert"] = added(default="token")
     groups: Count = added(default=1)
     group_top_k: Count | None = added(default=None)
@@ -92,6 +97,8 @@ class MoE(WithExperts):
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.top_k > self.experts:
             yield "top_k", f"{self.top_k} of {self.experts} experts cannot be chosen"
+        if self.weigh == "inputs" and self.bias:
+            yield "weigh", "of inputs is for experts without biases, which a weight of 0 would leave as they are"
         yield from self._wrong_by_experts() if self.choice == "expert" else self._wrong_by_tokens()
         yield from super().wrong(ctx)
 
@@ -163,7 +170,7 @@ class MoE(WithExperts):
 class _MoE(SublayerModule, of=MoE):
     def __init__(self, spec: MoE, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.path, self.top_k, self.scale = ctx.path, spec.top_k, spec.scale
+        self.path, self.top_k, self.scale, self.first = ctx.path, spec.top_k, spec.scale, spec.weigh == "inputs"
         self.routing, self.normalize = spec.routing, spec.normalize
         self.looks_ahead, self.capacity, self.z_loss = spec.looks_ahead, spec.capacity, spec.z_loss
         self.groups, self.group_top_k = spec.groups, spec.group_top_k
@@ -204,9 +211,12 @@ class _MoE(SublayerModule, of=MoE):
             left = 1 - served.to(scores.dtype).mean(-1, keepdim=True)
             dropped = average(left, None if call.padding is None else ~call.padding, (0, 1)).sum()
         self.tell(logits, scores, assigned, dropped, call)
-        rows = self.experts(flat.index_select(0, order // self.top_k), ends, owner)
+        given, shares = flat.index_select(0, order // self.top_k), self.scale * weights
+        if self.first:
+            given = given * shares.flatten().index_select(0, order).to(given.dtype).unsqueeze(-1)
+        rows = self.experts(given, ends, owner)
         mine = rows.index_select(0, order.argsort()).unflatten(0, (-1, self.top_k))
-        mixed: Tensor = (mine * (self.scale * weights).to(mine.dtype).unsqueeze(-1)).sum(1)
+        mixed: Tensor = (mine if self.first else mine * shares.to(mine.dtype).unsqueeze(-1)).sum(1)
         return mixed.view_as(hidden)
 
     def chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,9 +251,10 @@ class _MoE(SublayerModule, of=MoE):
         owner = torch.arange(count, device=tokens.device).repeat_interleave(len(places) // count)
         ends = (torch.arange(count, device=tokens.device) + 1) * (len(places) // count)
         flat = hidden.flatten(0, 1)
-        rows = self.experts(flat.index_select(0, places), ends, owner)
-        shares = (self.scale * weights.transpose(0, 1).flatten()).to(rows.dtype)
-        mixed: Tensor = rows.new_zeros(flat.shape).index_add(0, places, rows * shares.unsqueeze(-1))
+        given, shares = flat.index_select(0, places), (self.scale * weights.transpose(0, 1).flatten()).unsqueeze(-1)
+        rows = self.experts(given * shares.to(given.dtype) if self.first else given, ends, owner)
+        mixed: Tensor = rows if self.first else rows * shares.to(rows.dtype)
+        mixed = rows.new_zeros(flat.shape).index_add(0, places, mixed)
         return mixed.view_as(hidden)
 
     def logits(self, flat: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ _MASKS = (
     _case("window_first_wide_values", _FIRST, v=(2, 2, 19, 12)),
     _case("strided", _STRIDED),
     _case("fixed", _FIXED),
+    _case("chunked", {"pattern": Pattern(stride=5, columns=0)}),
     _case("blocks", _BLOCKS),
     _case("blocks_even", _BLOCKS, length=24),
     _case("blocks_beyond_length", _BEYOND),

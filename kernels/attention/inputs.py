@@ -74,5 +74,5 @@ def received(*given: Any) -> Inputs:
     """The call that was handed over."""
     *tensors, (order, window, stride, columns, *drawn), scale, softcap = given
     blocks = Blocks(*drawn) if drawn[0] else None
-    pattern = Pattern(ORDERS[order], window or None, stride or None, columns or None, blocks)
+    pattern = Pattern(ORDERS[order], window or None, stride or None, columns if stride and not window else None, blocks)
     return Inputs._make((*tensors, pattern, scale, softcap or None))

@@ -78,8 +78,9 @@ class Pattern:
     sequence, and nothing else. Among these, `window` keeps |i - j| < window; `first` beside it also every j < first;
     `stride` beside it also every j that is a multiple of `stride` before i (arXiv:1904.10509, section 4.3, strided);
     `columns` with `stride` instead keeps the stretch of `stride` positions in which i stands, and the last `columns`
-    positions of every stretch (fixed); `blocks` what they read. The last query stands at the last key, so that with
-    cached keys the queries are the newest. Keys between the `first` and the window may be missing among them.
+    positions of every stretch (fixed; with 0 of them chunks); `blocks` what they read. The last query stands at the
+    last key, so that with cached keys the queries are the newest. Keys between the `first` and the window may be
+    missing among them.
     """
 
     order: Literal["causal", "full", "cross"] = "causal"
@@ -91,9 +92,9 @@ class Pattern:
 
     def __post_init__(self) -> None:
         for name in ("window", "stride", "columns", "first"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"the {name} of a pattern is at least 1; received {value}")
+            value, least = getattr(self, name), 0 if name == "columns" else 1
+            if value is not None and value < least:
+                raise ValueError(f"the {name} of a pattern is at least {least}; received {value}")
         if self.columns is not None and (self.stride is None or self.columns > self.stride):
             raise ValueError(f"columns stand at the end of each stride; received {self.columns=}, {self.stride=}")
         if self.stride is not None and (self.window is None) == (self.columns is None):

@@ -11,7 +11,9 @@ from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling
 Facts = dict[str, Any]
 
 
-def built(name: str, config: Callable[[Model, list[Facts]], Facts], model: str = "CausalLM") -> Callable[[Facts], Any]:
+def built(
+    name: str, fields_of: Callable[[Model, list[Facts]], Facts], model: str = "CausalLM", config: str = "Config"
+) -> Callable[[Facts], Any]:
     """What builds a model of transformers from ours, and from the branches of its layers."""
 
     def build(facts: Facts) -> Any:
@@ -21,8 +23,8 @@ def built(name: str, config: Callable[[Model, list[Facts]], Facts], model: str =
         layers = [dict(block.items()) for block in ours.layers()]
         own = {"vocab_size": ours.vocab, "hidden_size": ours.d_model, "num_hidden_layers": ours.n_layers}
         common = {"tie_word_embeddings": ours.unembedding.tied, "pad_token_id": None, "attn_implementation": "eager"}
-        fields = own | common | config(ours, layers)
-        return getattr(transformers, f"{name}For{model}")(getattr(transformers, f"{name}Config")(**fields))
+        fields = own | common | fields_of(ours, layers)
+        return getattr(transformers, f"{name}For{model}")(getattr(transformers, f"{name}{config}")(**fields))
 
     return build
 
@@ -213,6 +215,23 @@ def _nemotron_h(model: Model, layers: list[Facts]) -> Facts:
     }
 
 
+def _llama4(model: Model, layers: list[Facts]) -> Facts:
+    attention, ffn = layers[0]["attention"], _first(layers, "ffn")
+    far = next(layer["attention"] for layer in layers if not layer["attention"].key)
+    return {
+        **_attention(attention),
+        **_rope(5e5),
+        "intermediate_size": ffn.width,
+        "intermediate_size_mlp": next((layer["dense"].width for layer in layers if "dense" in layer), 1),
+        "num_local_experts": ffn.experts,
+        "num_experts_per_tok": ffn.top_k,
+        "moe_layers": [depth for depth, layer in enumerate(layers) if "ffn" in layer],
+        "use_qk_norm": len(attention.key) == 2,
+        "attention_chunk_size": attention.mask.stride,
+        "floor_scale": far.query[0].every,
+    }
+
+
 HYBRIDS: dict[str, Callable[[Facts], Any]] = {
     "bamba": built("Bamba", _bamba),
     "granite4": built("GraniteMoeHybrid", _granite4),
@@ -222,6 +241,7 @@ HYBRIDS: dict[str, Callable[[Facts], Any]] = {
     "lfm2": built("Lfm2", _lfm2),
     "minimax": built("MiniMax", _minimax),
     "olmo_hybrid": built("OlmoHybrid", _olmo_hybrid),
+    "llama4": built("Llama4", _llama4, config="TextConfig"),
     "nemotron_h": built("NemotronH", _nemotron_h),
     "modernbert": built("ModernBert", _modernbert, "MaskedLM"),
 }

@@ -34,6 +34,7 @@ RULES: dict[str, tuple[Pattern, Rule]] = {
     "around": (Pattern("full", window=4), lambda i, j, n: abs(i - j) < 4),
     "strided": (Pattern(window=3, stride=5), lambda i, j, n: i - 3 < j <= i or (j <= i and (i - j) % 5 == 0)),
     "strided_wide": (Pattern(window=9, stride=4), lambda i, j, n: i - 9 < j <= i or (j <= i and (i - j) % 4 == 0)),
+    "chunked": (Pattern(stride=6, columns=0), lambda i, j, n: j <= i and i // 6 == j // 6),
     "fixed": (Pattern(stride=6, columns=2), lambda i, j, n: j <= i and (i // 6 == j // 6 or j % 6 >= 4)),
     "blocks": (Pattern("full", blocks=Blocks(3, random=0)), near(3)),
 }

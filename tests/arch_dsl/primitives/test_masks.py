@@ -28,6 +28,7 @@ MASKS: dict[str, Any] = {
     "strided": {"type": "strided", "stride": 3},
     "strided_size": {"type": "strided", "stride": 5, "size": 2},
     "fixed": {"type": "fixed", "stride": 4, "columns": 2},
+    "chunked": {"type": "chunked", "stride": 4},
     "bigbird": BIGBIRD,
     "bigbird_coarse": {"type": "bigbird", "block": 3, "window_blocks": 1, "globals": 1, "random": 1},
     "bigbird_short": {"type": "bigbird"},

@@ -51,12 +51,14 @@ def mixture(moe: Any, x: Tensor) -> Tensor:
     weights = torch.where(rank < moe.top_k, scores, 0.0)
     if moe.normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    e = moe.experts
+    e, weights = moe.experts, moe.scale * weights
+    given = weights[..., None] * x.unsqueeze(-2) if moe.first else x.unsqueeze(-2)
     gate, value = (
-        torch.einsum("btd,ewd->btew", x, e.get_submodule(f"{n}_projection").weight) for n in ("gate", "input")
+        torch.einsum("bted,ewd->btew", given.expand(*weights.shape, -1), e.get_submodule(f"{n}_projection").weight)
+        for n in ("gate", "input")
     )
     each = torch.einsum("btew,edw->bted", nn.functional.silu(gate) * value, e.output_projection.weight)
-    return moe.scale * (weights[..., None] * each).sum(-2)
+    return each.sum(-2) if moe.first else (weights[..., None] * each).sum(-2)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,8 @@ def mixture(moe: Any, x: Tensor) -> Tensor:
         {"top_k": 5},
         {"routing": "sigmoid"},
         {"routing": "sigmoid", "normalize": False},
+        {"top_k": 1, "routing": "sigmoid", "normalize": False, "weigh": "inputs"},
+        {"top_k": 3, "scale": 2.5, "weigh": "inputs"},
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ from tests.arch_dsl.parity import (
     unexplained,
 )
 from tests.arch_dsl.zoo.test_parity_hybrids import EXPERTS, GATE, theirs
-from tests.arch_dsl.zoo.test_parity_modern import NORM, ROPE, ROTATION, spec
+from tests.arch_dsl.zoo.test_parity_modern import GLU, NORM, ROPE, ROTATION, sizes, spec
 
 
 def nemotron_h(feed_forward: str) -> Any:
@@ -73,6 +73,49 @@ MINISTRAL3 = spec({"head_dim": 16, "positional": SLOWED, "query": [{"type": "sca
 GROWN = {**ROTATION, **YARN, "rope_type": "yarn", "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
 GROWN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 
+
+def llama4(**fields: Any) -> Any:
+    """What makes a model whose queries grow every 7 positions in each second layer, from the first on."""
+    moe = {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 6}
+    own = {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "attention_chunk_size": 9, "floor_scale": 7}
+
+    def build() -> nn.Module:
+        from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+        return Llama4ForCausalLM(Llama4TextConfig(**sizes(head_dim=16) | own | moe | fields))  # type: ignore[no-any-return]
+
+    return build
+
+
+LLAMA4 = spec(
+    {
+        "head_dim": 16,
+        "qk_norm": {**NORM, "weight": False},
+        "positional": {**ROPE, "pairs": "interleaved"},
+        "mask": {"type": "chunked", "stride": 9},
+    },
+    n_layers=4,
+)
+LLAMA4["block"]["ffn"] = {
+    **MOE,
+    "top_k": 1,
+    "shared": 24,
+    "routing": "sigmoid",
+    "normalize": False,
+    "weigh": "inputs",
+}
+ALONE: dict[str, Any] = {
+    "block.attention.mask": "causal",
+    "block.attention.key": [],
+    "block.attention.query": [{"type": "scale", "growth": 0.1, "every": 7, "first": 1}],
+}
+LLAMA4["overrides"] = {"1::2": ALONE}
+MAVERICK = {
+    **LLAMA4,
+    "block": {**LLAMA4["block"], "dense": GLU, "attention": {**LLAMA4["block"]["attention"], "qk_norm": None}},
+    "overrides": {"3": ALONE, "1::2": {"block.dense": None}, "::2": {"block.ffn": None}},
+}
+
 ALL = [
     Published("nemotron_h", nemotron_h("moe"), nemotron_h_spec(SQUARED_MOE), "nemotron_h", "nemotron_h", spread=0.7),
     Published("nemotron_h 8b", nemotron_h("mlp"), nemotron_h_spec(SQUARED), "nemotron_h", "nemotron_h/8b", spread=0.7),
@@ -82,6 +125,14 @@ ALL = [
         MINISTRAL3,
         "llama",
         "ministral3",
+    ),
+    Published("llama4", llama4(), LLAMA4, "llama4", "llama4"),
+    Published(
+        "llama4 maverick",
+        llama4(moe_layers=[1, 3], use_qk_norm=False, no_rope_layer_interval=4),
+        MAVERICK,
+        "llama4",
+        "llama4/maverick",
     ),
 ]
 
