@@ -128,7 +128,9 @@ def _described(move: Move, shapes: Shapes) -> str:
 
 
 def _whole_name(name: str, layout: Layout) -> str:
-    """A name with the prefix that checkpoints of a bare model leave out."""
+    """A name with the prefix that checkpoints of a bare model leave out, and those of several models replace."""
+    if layout.text and name.startswith(layout.text):
+        return layout.prefix + name.removeprefix(layout.text)
     others = (other for stored in layout.tensors.values() for other in stored.also)
     if not layout.prefix or any(match(each, name) is not None for each in (*layout.tensors, *layout.ignore, *others)):
         return name

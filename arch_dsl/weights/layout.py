@@ -27,8 +27,9 @@ class Stored(Spec):
     the dimension `axis` of ours, 1 where ours holds the matrices of all experts; with `each` there is a tensor for each
     of them, `{expert}` in the name. `tied` names the tensor that this one equals where ours is tied; `also` are other
     names that checkpoints have for it. With `type` it is only of branches of that type, with `beside` only of layers
-    that have this parameter of ours too, and then no other tensor holds the same there. In `to`, `{last}` is the number
-    of the last layer, and with `{all}` the tensor holds the parameters of all layers in order.
+    that have this parameter of ours too, and then no other tensor holds the same there. With `import_only` it is
+    another form of other tensors, which is read where a checkpoint has it and never written. In `to`, `{last}` is the
+    number of the last layer, and with `{all}` the tensor holds the parameters of all layers in order.
     """
 
     title: ClassVar[str] = "tensor"
@@ -43,6 +44,7 @@ class Stored(Spec):
     also: tuple[str, ...] = ()
     type: str | None = None
     beside: str | None = None
+    import_only: bool = False
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -53,13 +55,15 @@ class Stored(Spec):
 class Layout(Spec):
     """Names and forms of all parameters. `zoo` lists the models stored this way.
 
-    `prefix` is what checkpoints of the model without its head leave out of all names. Tensors that match `ignore` are
-    no parameters (caches, masks); parameters of ours that match `fresh` are in no checkpoint.
+    `prefix` is what checkpoints of the model without its head leave out of all names; `text` stands in its place where
+    a checkpoint holds other models too, as encoders of images. Tensors that match `ignore` are no parameters (caches,
+    masks); parameters of ours that match `fresh` are in no checkpoint.
     """
 
     title: ClassVar[str] = "map"
     zoo: tuple[str, ...] = ()
     prefix: str = ""
+    text: str = ""
     tensors: dict[str, Stored]
     ignore: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()

@@ -86,6 +86,8 @@ def moves(layout: Layout, model: Model, shapes: Shapes, held: Collection[str] | 
             parts = [place(filled(item, holes), names) for item in stored.to]
             if any(chosen.get(part[0], theirs) != theirs for part in parts if part):
                 continue  # in another tensor
+            if stored.import_only and any(chosen.get(part[0]) != theirs for part in parts if part):
+                continue
             if stored.beside and not place(filled(stored.beside, holes), names):
                 continue
             if stored.type and parts[0] and _branch(model, names[parts[0][0]]).type != stored.type:

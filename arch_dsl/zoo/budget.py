@@ -111,8 +111,22 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
                 changes[f"{prefix}n_layers"] = max(round(n_layers * stack.n_layers / deepest), fewest_layers(stack))
                 place = (model.d_model, d_model, head_dim, budget)
                 block = _inside(stack.block, "block", *place)
+                block |= _overridden(stack, block)
                 changes |= {f"{prefix}{path}": value for path, value in block.items()}
             yield changes
+
+
+def _overridden(stack: Stack, block: dict[str, Any]) -> dict[str, Any]:
+    """Key and value heads that only some layers have, of as many heads as a size gives the block."""
+    branches = {".".join(("block", *steps)): branch for steps, branch in stack.block.walk()}
+    found: dict[str, Any] = {}
+    for layers, patch in stack.overrides.plain().items():
+        for path, value in patch.items():
+            where, _, field = path.rpartition(".")
+            branch = branches.get(where)
+            if field == "kv_heads" and isinstance(branch, MultiHead):
+                found[f"overrides.{layers}.{path}"] = _groups(block[f"{where}.heads"], value, branch.heads)
+    return found
 
 
 def fewest_layers(stack: Stack) -> int:

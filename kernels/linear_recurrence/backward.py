@@ -259,6 +259,38 @@ def of_channels(
 
 
 @triton.jit
+def of_joins(
+    queries, keys, betas, log_decay, dpairs, dlower, dqueries, dkeys, derasing, dlog_decay,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds to the gradients of BK channels what pairs of tokens add, join by join; of keys that erase, over beta."""
+    narrow = queries.dtype
+    half = 1
+    while half < CHUNK:
+        second, across, between = join(half, CHUNK)
+        decay = tl.exp(sums(between, log_decay, narrow))
+        dacross = tl.where(across, dpairs, 0.0).to(narrow)
+        reading = tl.where(second, queries * decay, 0.0).to(narrow)
+        writing = tl.where(second, 0.0, keys * decay).to(narrow)
+        dreading = decay * tl.dot(dacross, writing, input_precision="ieee")
+        dwriting = tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+        dbetween = queries * dreading
+        dqueries += dreading
+        if DELTA:
+            dacross = tl.where(across, dlower, 0.0)
+            dreading = decay * tl.dot(dacross.to(narrow), writing, input_precision="ieee")
+            reading = tl.where(second, keys * decay, 0.0).to(narrow)
+            dacross = (betas[:, None] * dacross).to(narrow)
+            dwriting += tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+            dbetween += betas[:, None] * keys * dreading
+            derasing += dreading
+        dkeys += decay * dwriting
+        dlog_decay += sums(tl.trans(between), dbetween + keys * decay * dwriting, narrow)
+        half *= 2
+    return dqueries, dkeys, derasing, dlog_decay
+
+
+@triton.jit
 def channel_gradients(
     q, k, v, g, beta, written, dout, states, dstates, dwritten, dq, dk, dv, dg, dbeta, T, H, SHARED, DK, DV, N,
     q_stride, k_stride, v_stride, g_stride, beta_stride, written_stride, dout_stride, scale,
@@ -296,30 +328,10 @@ def channel_gradients(
     own = tl.sum(tl.where(i[:, None] == i[None, :], dpairs, 0.0), 1)[:, None]
     dqueries += own * keys
     dkeys += own * queries
-    dpairs = dpairs.to(narrow)
     log_decay = load_decays(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
-    half = 1
-    while half < CHUNK:
-        second, across, between = join(half, CHUNK)
-        decay = tl.exp(sums(between, log_decay, narrow))
-        dacross = tl.where(across, dpairs, 0.0).to(narrow)
-        reading = tl.where(second, queries * decay, 0.0).to(narrow)
-        writing = tl.where(second, 0.0, keys * decay).to(narrow)
-        dreading = decay * tl.dot(dacross, writing, input_precision="ieee")
-        dwriting = tl.dot(tl.trans(dacross), reading, input_precision="ieee")
-        dbetween = queries * dreading
-        dqueries += dreading
-        if DELTA:
-            dacross = tl.where(across, dlower, 0.0)
-            dreading = decay * tl.dot(dacross.to(narrow), writing, input_precision="ieee")
-            reading = tl.where(second, keys * decay, 0.0).to(narrow)
-            dacross = (betas[:, None] * dacross).to(narrow)
-            dwriting += tl.dot(tl.trans(dacross), reading, input_precision="ieee")
-            dbetween += betas[:, None] * keys * dreading
-            derasing += dreading
-        dkeys += decay * dwriting
-        dlog_decay += sums(tl.trans(between), dbetween + keys * decay * dwriting, narrow)
-        half *= 2
+    dqueries, dkeys, derasing, dlog_decay = of_joins(
+        queries, keys, betas, log_decay, dpairs.to(narrow), dlower, dqueries, dkeys, derasing, dlog_decay, DELTA, CHUNK
+    )
     if DELTA:
         dkeys += betas[:, None] * derasing
         dbetas += tl.sum(keys * derasing, 1)

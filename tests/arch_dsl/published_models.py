@@ -9,6 +9,7 @@ from archlab.arch_dsl.model.model import Model
 from tests.arch_dsl.published_gemma3n import as_ours as gemma3n
 from tests.arch_dsl.published_hybrids import HYBRIDS
 from tests.arch_dsl.published_kimi import as_ours as kimi_linear
+from tests.arch_dsl.published_recent import RECENT
 from tests.arch_dsl.their_modules import GATED_DELTA, as_buffers, by_torch, modeling
 
 Facts = dict[str, Any]
@@ -559,6 +560,7 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "mamba2_fox": mamba2(tied=False),
     "xlstm": xlstm,
     **HYBRIDS,
+    **RECENT,
 }
 UNKNOWN_THERE = {  # sizes whose choices the configuration cannot say
     ("gated_attention", "28l-elementwise"),

@@ -113,6 +113,50 @@ INDEX = {
 }
 GQA: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 12}
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
+UNSCALED = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}
+INTERLEAVED = {**ROPE, "pairs": "interleaved"}
+GLM_INDEX = {
+    **INDEX,
+    "query": [{**INTERLEAVED, "fraction": 0.5}],
+    "key": [INDEX["key"][0], {**INTERLEAVED, "fraction": 0.5}],
+}
+OVER = {**NORM, "over": "heads"}
+M2_TURNED = {**ROPE, "fraction": 0.5}
+MINIMAX_M2: dict[str, Any] = {
+    "d_model": 32,
+    "n_layers": 3,
+    "block": {
+        "norm": NORM,
+        "attention": {**GQA, "query": [OVER, M2_TURNED], "key": [OVER, M2_TURNED]},
+        "ffn": {"type": "moe", "experts": 6, "top_k": 3, "width": 40, "routing": "sigmoid", "balance": "bias"},
+    },
+    "unembedding": {"tied": False},
+}
+THIRD = {**ROPE, "theta": 1000.0, "fraction": 0.334}
+MIMO = spec(
+    {
+        **{"heads": 4, "kv_heads": 2, "head_dim": 12, "value_dim": 10, "value": [{"type": "scale", "by": 0.6}]},
+        **{"positional": THIRD, "scores": ["sinks"], "mask": {"type": "window", "size": 9}},
+    },
+    shared=0,
+    routing="sigmoid",
+    scale=1.5,
+    balance="bias",
+)
+MIMO["overrides"] = {
+    "0,2": {
+        **{"block.attention.kv_heads": 1, "block.attention.scores": [], "block.attention.mask": "causal"},
+        "block.attention.positional": {**THIRD, "theta": 100.0},
+    },
+    "0": {"block.ffn": None},
+    "1:": {"block.dense": None},
+}
+MIMO_ROPE = {**ROTATION, "partial_rotary_factor": 0.334}
+MIMO_KINDS = {
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "rope_parameters": {"full_attention": MIMO_ROPE, "sliding_attention": {**MIMO_ROPE, "rope_theta": 1000.0}},
+}
 ERNIE = {"moe_layer_start_index": 2, "moe_num_shared_experts": 2}
 
 ALL = [
@@ -143,6 +187,13 @@ ALL = [
         spec(latent(scores=[INDEX]), scale=1.5, groups=3, group_top_k=2, group_score="top2", **SIGMOID),
         "deepseek",
         "deepseek_v32",
+    ),
+    Published(
+        "glm_moe_dsa",
+        theirs("GlmMoeDsa", **LATENT, **UNSCALED, **INDEXER, num_key_value_heads=4, routed_scaling_factor=1.5),
+        spec(latent(rotary=INTERLEAVED, scale=None, scores=[GLM_INDEX]), scale=1.5, routing="sigmoid", balance="bias"),
+        "deepseek",
+        "glm_moe_dsa",
     ),
     Published(
         "kimi_k2",
@@ -176,6 +227,30 @@ ALL = [
         spec({**GQA, "kv_heads": 4, "qk_norm": NORM, "positional": ROPE}, scale=1.5, routing="sigmoid", balance="bias"),
         "glm4_moe",
         "dots1",
+    ),
+    Published(
+        "mimo_v2_flash",
+        theirs(
+            "MiMoV2Flash",
+            **MIMO_KINDS,
+            **UNSCALED,
+            num_key_value_heads=1,
+            head_dim=12,
+            v_head_dim=10,
+            sliding_window=9,
+            attention_value_scale=0.6,
+            routed_scaling_factor=1.5,
+        ),
+        MIMO,
+        "glm4_moe",
+        "mimo_v2_flash",
+    ),
+    Published(
+        "minimax_m2",
+        theirs("MiniMaxM2", head_dim=12, rope_parameters=HALF, num_local_experts=6),
+        MINIMAX_M2,
+        "mixtral",
+        "minimax_m2",
     ),
     Published(
         "ernie4_5_moe",

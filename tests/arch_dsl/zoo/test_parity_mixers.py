@@ -10,6 +10,10 @@ import torch
 from torch import nn
 
 from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
+from archlab.arch_dsl.weights.files import read_checkpoint
+from archlab.arch_dsl.weights.layout import load_layout
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LOGITS,
@@ -25,6 +29,7 @@ from tests.arch_dsl.parity import (
     theirs_of,
     trials_of,
     unexplained,
+    weights_of,
 )
 from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling, put_back
 from tests.arch_dsl.zoo.test_parity_modern import NORM, QWEN3_NEXT, ROPE, ROTATION, UNIT, sizes
@@ -32,7 +37,7 @@ from tests.arch_dsl.zoo.test_parity_modern import NORM, QWEN3_NEXT, ROPE, ROTATI
 
 @pytest.fixture(scope="module", autouse=True)
 def _theirs() -> Iterator[None]:
-    with put_back("qwen3_next"):
+    with put_back("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         yield
 
 
@@ -59,11 +64,13 @@ def _l2norm(x: torch.Tensor, dim: int = -1, eps: float = 0.0) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(dim=dim, keepdim=True) + 0.5)
 
 
-def qwen3_next(**more: Any) -> nn.Module:
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+def gated_delta(name: str, text: str, **more: Any) -> nn.Module:
+    """A model of Qwen's with gated DeltaNet in two of three layers."""
+    import transformers
 
-    by_torch(modeling("qwen3_next"), *GATED_DELTA)
-    modeling("qwen3_next").l2norm = _l2norm  # whose 1e-6 could not be seen
+    module = modeling({"Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}[name])
+    by_torch(module, *GATED_DELTA)
+    module.l2norm = _l2norm  # type: ignore[attr-defined]  # whose 1e-6 could not be seen
     fields = {
         "num_hidden_layers": 3,
         "head_dim": 16,
@@ -73,11 +80,15 @@ def qwen3_next(**more: Any) -> nn.Module:
         "linear_key_head_dim": 6,
         "linear_value_head_dim": 10,
         "linear_conv_kernel_dim": 4,
-        "num_experts": 0,
         "rms_norm_eps": 2.0,
         "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.5},
     }
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes(**{**fields, **more})))
+    config, model = getattr(transformers, f"{name}{text}Config"), getattr(transformers, f"{name}ForCausalLM")
+    return model(config(**sizes(**{**fields, **more})))  # type: ignore[no-any-return]
+
+
+def qwen3_next(**more: Any) -> nn.Module:
+    return gated_delta("Qwen3Next", "", **{"num_experts": 0, **more})
 
 
 GATE = {"type": "gate", "activation": "silu"}
@@ -139,6 +150,15 @@ ALL = [
     ),
     Published("qwen3_next-hybrid", qwen3_next, HYBRID, "qwen3_next"),
     Published("qwen3_next-experts", lambda: qwen3_next(**EXPERTS), SPARSE, "qwen3_next", "qwen3_next", spread=1.5),
+    Published("qwen3_5", lambda: gated_delta("Qwen3_5", "Text"), HYBRID, "qwen3_5", "qwen3_5"),
+    Published(
+        "qwen3_5_moe",
+        lambda: gated_delta("Qwen3_5Moe", "Text", **EXPERTS),
+        SPARSE,
+        "qwen3_5",
+        "qwen3_5_moe",
+        spread=1.5,
+    ),
 ]
 
 
@@ -167,3 +187,38 @@ def test_architecture_is_that_of_the_zoo(published):
 @pytest.mark.parametrize("published", trials_of(ALL))
 def test_altering_any_field_breaks_the_parity(published):
     assert unexplained(published) == []
+
+
+def test_the_text_of_a_checkpoint_that_reads_images_too_is_imported(tmp_path):
+    """Its names begin otherwise; the encoder of images is left out."""
+    import transformers
+
+    text = theirs_of(next(published for published in ALL if published.id == "qwen3_5"))
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = transformers.Qwen3_5Config(text_config=text.config.to_dict(), vision_config=eyes)  # type: ignore[union-attr, operator]
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).float().eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())  # type: ignore[union-attr]
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())  # type: ignore[union-attr]
+    whole.save_pretrained(tmp_path)
+    given = read_checkpoint(tmp_path)
+    assert "model.language_model.embed_tokens.weight" in given
+    found = import_tensors(load_layout("qwen3_5"), arch_dsl.resolve(arch_dsl.load(HYBRID), vocab=VOCAB), given)
+    assert found.fresh == [] and found.ignored == [name for name in given if name.startswith("model.visual.")] != []
+    plain = import_tensors(
+        load_layout("qwen3_5"), arch_dsl.resolve(arch_dsl.load(HYBRID), vocab=VOCAB), text.state_dict()
+    )
+    assert all(torch.equal(found.tensors[name], value) for name, value in plain.tensors.items())
+
+
+def test_experts_may_be_stored_in_one_tensor_or_one_by_one():
+    published = next(published for published in ALL if published.id == "qwen3_5_moe")
+    model, layout = model_of(published), load_layout(published.layout)
+    in_one = theirs_of(published).state_dict()
+    assert "model.layers.0.mlp.experts.gate_up_proj" in in_one
+    found = import_tensors(layout, model, in_one).tensors
+    one_by_one = import_tensors(layout, model, weights_of(published)).tensors
+    assert found.keys() == one_by_one.keys()
+    assert all(torch.equal(found[name], value) for name, value in one_by_one.items())
+    assert export_tensors(layout, model, found).keys() == weights_of(published).keys()
+    with pytest.raises(SpecError, match=r"experts\.0\.gate_proj\.weight: is not in the checkpoint"):
+        import_tensors(layout, model, {name: value for name, value in in_one.items() if "experts" not in name})

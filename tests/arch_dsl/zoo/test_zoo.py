@@ -68,6 +68,7 @@ def test_it_holds_what_is_published():
         "glam",
         "glm4",
         "glm4_moe",
+        "glm_moe_dsa",
         "gopher",
         "gpt1",
         "gpt2",
@@ -91,7 +92,9 @@ def test_it_holds_what_is_published():
         "mamba2",
         "mamba2_fox",
         "mamba3",
+        "mimo_v2_flash",
         "minimax",
+        "minimax_m2",
         "ministral3",
         "mistral",
         "mixtral",
@@ -115,6 +118,8 @@ def test_it_holds_what_is_published():
         "qwen2_5",
         "qwen2_moe",
         "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe",
         "qwen3_moe",
         "qwen3_next",
         "redllm",
@@ -315,7 +320,13 @@ def test_active_parameters_are_those_printed_or_computed_by_hand(pair: tuple[str
 @pytest.mark.parametrize("pair", [pair for pair in ALL_SIZES if zoo.entry(pair[0]).sizes[pair[1]].active], ids="/".join)
 def test_active_parameters_are_the_printed_ones(pair: tuple[str, str]):
     total = cost(resolve(zoo.load(*pair)), tokens=1)
-    without = pair[0] in ("deepseek_v2", "glm4_moe", "gpt_oss")  # printed without the table
+    without = pair[0] in (
+        "deepseek_v2",
+        "glm4_moe",
+        "glm_moe_dsa",
+        "gpt_oss",
+        "minimax_m2",
+    )  # printed without the table
     table = total.children["embedding"].parameters if without else 0
     assert rounds_to(total.active - table, zoo.entry(pair[0]).sizes[pair[1]].active or "")
 
@@ -373,12 +384,16 @@ def test_the_page_repeats_what_the_files_say_is_not_certain():
 FEWEST = {
     "gemma3n": 2_500_000,
     "glam": 2_500_000,
+    "glm_moe_dsa": 3_000_000,
     "kimi_k2": 1_500_000,
     "kimi_linear": 1_500_000,
     "llama4": 1_500_000,
     "granite4": 2_500_000,
     "jamba": 2_500_000,
+    "mimo_v2_flash": 4_000_000,
     "minimax": 5_000_000,
+    "minimax_m2": 3_500_000,
+    "qwen3_5_moe": 3_500_000,
     "qwen3_next": 6_500_000,
     "zamba2": 2_500_000,
 }  # of the narrowest: with all of their experts, or with layers that read the keys of others
@@ -421,6 +436,14 @@ def test_a_budget_scales_latent_attention_with_its_heads():
         assert getattr(small, name) * 8 == getattr(whole, name)
     assert small.query_latent == 16 and whole.query_latent == 1536  # of a stream of 64 and of 7168
     assert small.scale * 24**0.5 == pytest.approx(whole.scale * 192**0.5)
+
+
+def test_a_budget_scales_key_and_value_heads_that_only_some_layers_have():
+    for parameters, heads in ((4_000_000, (12, 1, 2)), (10**9, (21, 1, 3))):  # 64 heads, of keys and values 4 and 8
+        full, near, *_ = (
+            layer["attention"] for layer in resolve(zoo.load("mimo_v2_flash", parameters=parameters)).layers()
+        )
+        assert (full.heads, full.kv_heads, near.kv_heads) == heads and near.heads == full.heads
 
 
 def test_a_budget_beyond_all_sizes_is_refused_after_few_of_them(monkeypatch: pytest.MonkeyPatch):
