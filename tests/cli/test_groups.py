@@ -92,7 +92,7 @@ def test_the_nearest_store_above_is_used(here: Path, monkeypatch: pytest.MonkeyP
         (["show", "study.yaml", "--variant"], "g", ["gated"]),
         (["retry", "gates", "--variant"], "b", ["baseline"]),
         (["show"], "fox_pro/7", ["fox_pro/760m"]),
-        (["diff", "gpt2/small"], "llam", ["llama", "llama3"]),
+        (["diff", "gpt2/small"], "llam", ["llama", "llama3", "llama4"]),
         (["generate"], "gates/", ["gates/baseline", "gates/gated"]),
         (["generate"], "", ["gates/"]),
         (["generate"], "none/", []),
