@@ -179,6 +179,7 @@ class Muon(Optimizer):
     `eps`. The decoupled weight decay acts on all matrices (arXiv:2502.16982, eq. 3; Jordan's Muon has none).
     """
 
+    version = 2
     moments = 1
     momentum: Beta = 0.95
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -196,21 +197,13 @@ class Muon(Optimizer):
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch
 
+        from archlab.search.recipe.muon import MuonUpdate
         from archlab.search.recipe.optimizer_steps import Together
 
         hidden, other = divided(parameters)
         parts: list[torch.optim.Optimizer] = []
         if groups := decay_groups(hidden, self.weight_decay, self.groups):
-            parts.append(
-                torch.optim.Muon(
-                    groups,
-                    lr,
-                    momentum=self.momentum,
-                    nesterov=self.nesterov,
-                    ns_steps=self.ns_steps,
-                    adjust_lr_fn=self.scaling,
-                )
-            )
+            parts.append(MuonUpdate(groups, lr, self.momentum, self.nesterov, self.ns_steps, self.scaling))
         if groups := decay_groups(other, self.weight_decay, self.groups):
             parts.append(torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True))
         return Together(parts)
