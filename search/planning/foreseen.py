@@ -1,9 +1,13 @@
-"""What a plan can tell of a recipe before anything is trained: where its start is likely to be rough."""
+"""What a plan tells before anything is trained: where a start is likely to be rough, and which masks hide nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
+from archlab.arch_dsl.parts.families import Mask
+from archlab.arch_dsl.tree.identity import brief_text, canonical
+from archlab.kernels.attention import CAUSAL, FULL
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedules import AUTO
 from archlab.search.variants.variant import Variant
@@ -20,12 +24,12 @@ def foreseen(variants: Iterable[Variant]) -> Iterator[str]:
     count = 0
     for variant in variants:
         count += 1
-        if variant.start is None:  # what starts from weights has been trained already
-            for line in _of(variant):
-                told.setdefault(line, []).append(variant.name)
+        rough = _of(variant) if variant.start is None else ()  # what starts from weights has been trained already
+        for line in chain((f"rough start? {line}" for line in rough), _idle_masks(variant)):
+            told.setdefault(line, []).append(variant.name)
     for line, names in told.items():
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        yield f"rough start? {line}" + ("" if len(names) == count else f": {', '.join(names[:_MOST])}{more}")
+        yield line + ("" if len(names) == count else f": {', '.join(names[:_MOST])}{more}")
 
 
 def _of(variant: Variant) -> Iterator[str]:
@@ -49,3 +53,21 @@ def _short_warmup(recipe: Recipe) -> Iterator[str]:
             f"a warm-up of {warm} steps, and the optimizer's second moment takes {needed:.0f} to settle at its beta2; "
             f"`warmup: auto` takes {auto}"
         )
+
+
+def _idle_masks(variant: Variant) -> Iterator[str]:
+    """Masks that hide nothing in training beside what all causal attention hides, such as a window of the whole
+    context: variants that differ in them alone are equal."""
+    context = max(own.context for own in variant.recipe.whole)
+    masks = {
+        (".".join(path), branch.mask): None
+        for name, stack in variant.model.stacks().items()
+        for block in set(stack.layers())
+        for path, branch in block.walk(*filter(None, [name]), "block")
+        if isinstance(getattr(branch, "mask", None), Mask)
+    }
+    for path, mask in masks:
+        seen = FULL if mask.looks_ahead else CAUSAL
+        if mask.pattern() not in (FULL, CAUSAL) and mask.pairs(context) == seen.pairs(context, context):
+            written = brief_text(canonical(mask, brief=True))
+            yield f"{path}.mask: {written} hides nothing in a context of {context:,} tokens"

@@ -108,3 +108,26 @@ def test_a_plan_foresees_a_short_warmup_small_values_and_few_steps(tmp_path: Pat
         variants="variants:\n  baseline: {}\n  gated: [gate, {train.batch: 8, train.tokens: 100k}]", train=long + "}"
     )
     assert few == "rough start? 391 steps are few; smaller batches make more of the same tokens: gated"
+
+
+def test_a_plan_foresees_masks_that_hide_nothing(tmp_path: Path) -> None:
+    """Their rows would be equal, but for the longest context of the stages."""
+    masks = {
+        "wide": "{type: window, size: 32}",
+        "narrow": "{type: window, size: 31}",
+        "chunks": "{type: chunked, stride: 32}",
+        "strides": "{type: strided, stride: 8}",
+        "prefix": "prefix",
+    }
+    rows = "".join(f"  {name}: {{block.attention.mask: {mask}}}\n" for name, mask in masks.items())
+    train = "train: {data: {text: corpus.txt}, tokens: 200k, context: 32, batch: 4, lr: 1e-3"
+
+    def told(stages: str = "", objective: str = "") -> list[str]:
+        study = write_study(tmp_path, variants=f"variants:\n  baseline: {{}}\n{rows}", train=f"{train}{stages}}}")
+        return [*foreseen(plan(load_study(study), tmp_path / "data").variants)]
+
+    assert told() == [
+        "block.attention.mask: {type: window, size: 32} hides nothing in a context of 32 tokens: wide",
+        "block.attention.mask: {type: fixed, stride: 32, columns: 0} hides nothing in a context of 32 tokens: chunks",
+    ]
+    assert told(", stages: [{tokens: 0, context: 64}]") == []
