@@ -160,7 +160,7 @@ def stepper(model: nn.Module, dtype: torch.dtype, mode: str) -> Callable[[], flo
 
     def loss_with_gradients() -> Tensor:
         if graphed is not None:
-            return graphed(tokens[:, :-1], tokens[:, 1:], Call(), 1.0, None).loss
+            return graphed(tokens[:, :-1], tokens[:, 1:], Call(), torch.ones((), device=DEVICE), None).loss
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss: Tensor = call(tokens[:, :-1], tokens[:, 1:])
         loss.backward()

@@ -19,7 +19,7 @@ from archlab.arch_dsl.model.loop import Loop, LoopModule
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site
-from archlab.arch_dsl.parts.layers import Site, normal, table
+from archlab.arch_dsl.parts.layers import Site, may_draw, normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
 from archlab.arch_dsl.primitives.altup import StreamLayer
@@ -193,6 +193,7 @@ class StackModule(nn.Module):
         self.streams = StreamEnds(spec.streams, ctx) if spec.streams is not None else None
         places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
         self.block = nn.ModuleList(_layers(spec, places))
+        self.layers_draw = may_draw(self.block)
         self.skips = _skips(spec, ctx) if spec.skips else None
         self.loop = LoopModule(spec.loop, spec.n_layers, ctx.at("loop")) if spec.loop else None
         self.final = build_site(spec.final, ctx, "final")
@@ -219,7 +220,7 @@ class StackModule(nn.Module):
     def applied(self, layer: nn.Module, stream: Tensor, call: Call) -> Tensor:
         """What a layer makes of the stream, with nothing of it kept where that is asked."""
         again = self.recompute and self.training and torch.is_grad_enabled()
-        found: Tensor = _recomputed(layer, stream, call) if again else layer(stream, call)
+        found: Tensor = _recomputed(layer, stream, call, self.layers_draw) if again else layer(stream, call)
         return found
 
     def _layers(self, stream: Tensor, call: Call) -> Tensor:
@@ -327,14 +328,17 @@ def _skips(spec: Stack, ctx: BuildContext) -> nn.ModuleDict:
     return nn.ModuleDict({depth: Site(items, places[depth].path) for depth, items in sites.items()})
 
 
-def _recomputed(layer: nn.Module, stream: Tensor, call: Call) -> Tensor:
-    """What a layer gives, and leaves in the call, with nothing of it kept for the gradients."""
+def _recomputed(layer: nn.Module, stream: Tensor, call: Call, draws: bool) -> Tensor:
+    """What a layer gives, and leaves in the call, with nothing of it kept for the gradients.
+
+    Only for one that draws is the state of the generators kept: to read a GPU's would refuse a CUDA graph.
+    """
 
     def run(stream: Tensor, across: dict[str, Tensor]) -> tuple[Tensor, Call]:
         own = dataclasses.replace(call, across=dict(across), losses={}, measures={})
         return layer(stream, own), own
 
-    stream, own = checkpoint(run, stream, dict(call.across), use_reentrant=False)
+    stream, own = checkpoint(run, stream, dict(call.across), use_reentrant=False, preserve_rng_state=draws)
     for name in ("across", "losses", "measures"):
         getattr(call, name).update(getattr(own, name))
     return stream

@@ -107,6 +107,16 @@ def initialize(module: nn.Module, seed: int, factors: Mapping[str, float] | None
                 value.mul_(factors[path])
 
 
+def is_known(module: nn.Module) -> bool:
+    """Whether a module is archlab's or torch's own, and no plug-in's."""
+    return type(module).__module__.partition(".")[0] in ("archlab", "torch")
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a forward pass may take random numbers: a part says so (`draws`), or nobody knows what it does."""
+    return any(getattr(part, "draws", False) or not is_known(part) for part in module.modules())
+
+
 def _seed_at(seed: int, path: str) -> int:
     """The seed of the parameter at a path."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{path}".encode()).digest()[:8], "little") >> 1

@@ -32,6 +32,8 @@ class Dropout(Scale):
 
 
 class _Dropout(Module, of=Dropout):
+    draws = True
+
     def __init__(self, spec: Dropout, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.rate = spec.rate

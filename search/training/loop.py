@@ -189,9 +189,10 @@ class Loop:
         for rows in whole.parts(recipe.micro_batch):
             part = self.team.share(rows)
             tokens, targets, call = part.tensors(self.device)
+            times = torch.full((), whole.scored / part.scored, device=self.device)
             sources = whole.source_scored / part.source_scored if part.source_scored else None
-            shares = whole.scored / part.scored, sources
-            found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), *shares)
+            source_times = None if sources is None else torch.full((), sources, device=self.device)
+            found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), times, source_times)
             total += found.loss
             for name, value in found.measures.items():
                 earlier[name] = earlier.get(name, 0) + value

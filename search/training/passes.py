@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.layers import is_known
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.held_out import autocast
 
@@ -31,19 +32,20 @@ class Found(NamedTuple):
     measures: dict[str, Tensor]
 
 
-# Of tokens, targets, the call, and which part of the batch's targets are the micro-batch's, and of the encoder's.
-Passes = Callable[[Tensor, Tensor, Call, float, float | None], Found]
+# Of tokens, targets, the call, and how many times as many targets the batch has, of the encoder's too: numbers on the
+# device, as they may be others in each micro-batch that a graph takes.
+Passes = Callable[[Tensor, Tensor, Call, Tensor, Tensor | None], Found]
 
 
 def eager(model: nn.Module, recipe: Recipe, device: torch.device) -> Passes:
     """Adds the gradients of a micro-batch's share of the loss to those of the parameters."""
 
-    def passes(tokens: Tensor, targets: Tensor, call: Call, share: float, source_share: float | None) -> Found:
+    def passes(tokens: Tensor, targets: Tensor, call: Call, times: Tensor, source_times: Tensor | None) -> Found:
         with autocast(device, recipe.precision):
-            loss: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss) / share  # type: ignore[operator]
-        added = {name: value / share for name, value in call.losses.items()}
-        if source_share is not None:
-            added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / source_share
+            loss: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss) / times  # type: ignore[operator]
+        added = {name: value / times for name, value in call.losses.items()}
+        if source_times is not None:
+            added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / source_times
         sum(added.values(), loss).backward()
         return Found(loss.detach(), {name: value.detach() for name, value in added.items()}, dict(call.measures))
 
@@ -73,23 +75,26 @@ class Graphed:
         self.passes, self.refused = passes, ""
         self.parameters = [x for x in model.parameters() if x.requires_grad]
         self.tensors = [*model.parameters(), *model.buffers()]
-        self.looks_back = any(getattr(x, "reads_earlier", False) or not _known(x) for x in model.modules())
+        self.looks_back = any(getattr(x, "reads_earlier", False) or not is_known(x) for x in model.modules())
         self.recent: deque[object] = deque(maxlen=RECENT)
         self.graphs: dict[object, Graph] = {}  # the one that ran last is the last
 
-    def __call__(self, tokens: Tensor, targets: Tensor, call: Call, share: float, source_share: float | None) -> Found:
-        given = {"tokens": tokens, "targets": targets} | tensors_of(call)
-        key = share, source_share, *((name, x.shape) for name, x in given.items())
+    def __call__(
+        self, tokens: Tensor, targets: Tensor, call: Call, times: Tensor, source_times: Tensor | None
+    ) -> Found:
+        given = {"tokens": tokens, "targets": targets, "times": times} | tensors_of(call)
+        given |= {} if source_times is None else {"source_times": source_times}
+        key = tuple((name, x.shape) for name, x in given.items())
         if call.earlier and self.looks_back:
-            return self.passes(tokens, targets, call, share, source_share)
+            return self.passes(tokens, targets, call, times, source_times)
         graph = self.graphs.pop(key, None)
         if graph is not None and graph.places != self.places():
             graph = None
         if graph is None and key in self.recent and not self.refused:
-            graph = self.captured(given, call, share, source_share)
+            graph = self.captured(given, call)
         self.recent.append(key)
         if graph is None:
-            return self.passes(tokens, targets, call, share, source_share)
+            return self.passes(tokens, targets, call, times, source_times)
         self.graphs[key] = graph
         return replayed(graph, given)
 
@@ -106,7 +111,7 @@ class Graphed:
         """Where parameters and buffers lie: a graph knows no other place."""
         return [x.data_ptr() for x in self.tensors]
 
-    def captured(self, given: dict[str, Tensor], call: Call, share: float, source_share: float | None) -> Graph | None:
+    def captured(self, given: dict[str, Tensor], call: Call) -> Graph | None:
         """The passes as a graph; nothing is computed yet. None where the device refuses.
 
         They are rehearsed first, as a capture that fails because something waits leaves the device's generator unfit.
@@ -116,14 +121,15 @@ class Graphed:
         own = {name: x.clone() for name, x in given.items()}
         rest: dict[str, Any] = dict(own)
         tokens, targets = rest.pop("tokens"), rest.pop("targets")
+        times = rest.pop("times"), rest.pop("source_times", None)
         graph = torch.cuda.CUDAGraph()
         try:
             put(self.parameters, [None] * len(before))
             with torch.random.fork_rng([tokens.device]), nothing_waits():
-                self.passes(tokens, targets, replace(call, losses={}, measures={}, **rest), share, source_share)
+                self.passes(tokens, targets, replace(call, losses={}, measures={}, **rest), *times)
             put(self.parameters, [None] * len(before))
             with torch.cuda.graph(graph):
-                found = self.passes(tokens, targets, replace(call, **rest), share, source_share)
+                found = self.passes(tokens, targets, replace(call, **rest), *times)
             gradients = [(x, x.grad) for x in self.parameters if x.grad is not None]
         except RuntimeError as error:
             self.refused = str(error).splitlines()[0]
@@ -164,11 +170,6 @@ def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
             parameter.grad = fresh
     loss, added, measures = graph.found
     return Found(loss.clone(), *({name: x.clone() for name, x in part.items()} for part in (added, measures)))
-
-
-def _known(module: nn.Module) -> bool:
-    """Whether a module is archlab's or torch's own."""
-    return type(module).__module__.partition(".")[0] in ("archlab", "torch")
 
 
 def tensors_of(call: Call) -> dict[str, Tensor]:

@@ -70,9 +70,10 @@ def _stepper(passes: Passes, model: torch.nn.Module, tokens: torch.Tensor) -> Ca
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     read, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    times = torch.ones((), device=tokens.device)
 
     def step() -> None:
-        passes(read, targets, Call(), 1.0, None)
+        passes(read, targets, Call(), times, None)
         norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
         optimizer.step()

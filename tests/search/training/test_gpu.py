@@ -36,11 +36,11 @@ class Trainee:
 
     def __init__(self, name: str, backend: str, dtype: torch.dtype, change: dict[str, Any] | None = None) -> None:
         spec = arch_dsl.resolve(arch_dsl.patch(zoo.load(name, "tiny"), change or {}))
-        spec = arch_dsl.resolve(spec, vocab=spec.vocab or 257, max_positions=spec.max_positions or LENGTH)
+        length = min(LENGTH, spec.max_positions or LENGTH)
+        spec = arch_dsl.resolve(spec, vocab=spec.vocab or 257, max_positions=length)
         self.dtype = dtype
         self.model = arch_dsl.compile(spec, backend, seed=0, device="cuda", dtype=dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
-        length = min(LENGTH, spec.max_positions or LENGTH)
         tokens = torch.randint(0, spec.vocab or 1, (ROWS, length + 1), generator=torch.Generator().manual_seed(0))
         self.read, self.targets = (part.contiguous().cuda() for part in (tokens[:, :-1], tokens[:, 1:]))
         self.source = self.read.flip(1) if isinstance(spec, EncoderDecoderModel) else None
@@ -125,7 +125,7 @@ def trained(name: str, graphs: bool, steps: int = 4, **changes: Any) -> tuple[li
             for part in range(2):
                 read, targets = (x.roll(2 * step + part, 1) for x in (trainee.read, trainee.targets))
                 call = Call(source_tokens=trainee.source)
-                found = (graphed if graphs else passes)(read, targets, call, 2.0, None)
+                found = (graphed if graphs else passes)(read, targets, call, torch.full((), 2.0, device="cuda"), None)
                 losses.append(found.loss)
             trainee.optimizer.step()
             after_step(trainee.model, found.measures)
@@ -165,7 +165,9 @@ def test_what_waits_is_launched_kernel_by_kernel_and_draws_the_same(capsys: pyte
         graphed = Graphed(waiting, trainee.model)
         passes = plain if kind == "eager" else graphed
         torch.manual_seed(0)
-        found = [passes(trainee.read, trainee.targets, Call(), 1.0, None).loss for _ in range(4)]
+        found = [
+            passes(trainee.read, trainee.targets, Call(), torch.ones((), device="cuda"), None).loss for _ in range(4)
+        ]
         losses[kind] = [float(loss) for loss in found]
     assert losses["waiting"] == losses["eager"]
     assert len(set(losses["eager"])) == 4

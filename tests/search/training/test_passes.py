@@ -14,7 +14,7 @@ from archlab.arch_dsl.parts.context import Call
 from archlab.search.training import passes
 from archlab.search.training.passes import Found, Graph, Graphed
 
-CPU = torch.device("cpu")
+CPU, ONE = torch.device("cpu"), torch.ones(())
 
 
 class Model(nn.Module):
@@ -36,7 +36,7 @@ RECIPE: Any = SimpleNamespace(precision="fp32", z_loss=0.0, objective=SimpleName
 class OnTheCpu(Graphed):
     """What a device would capture is computed on the same tensors again, and its results put where they lay."""
 
-    def captured(self, given: dict[str, Tensor], call: Call, share: float, source_share: float | None) -> Graph | None:
+    def captured(self, given: dict[str, Tensor], call: Call) -> Graph | None:
         self.captures = getattr(self, "captures", 0) + 1
         self.make_room()
         own, before = {name: x.clone() for name, x in given.items()}, [x.grad for x in self.parameters]
@@ -44,7 +44,7 @@ class OnTheCpu(Graphed):
         def compute() -> tuple[Found, list[Tensor | None]]:
             held = [x.grad for x in self.parameters]
             passes.put(self.parameters, [None] * len(held))
-            found = self.passes(own["tokens"], own["targets"], Call(), share, source_share)
+            found = self.passes(own["tokens"], own["targets"], Call(), own["times"], None)
             fresh = [x.grad for x in self.parameters]
             passes.put(self.parameters, held)
             return found, fresh
@@ -76,7 +76,7 @@ def run(step: Any, model: Model, given: list[tuple[Tensor, Tensor]], accumulate:
     """Loss, what is beside it, measure and the step's gradient after each micro-batch; a step after `accumulate`."""
     found = []
     for number, (tokens, targets) in enumerate(given):
-        loss, added, measures = step(tokens, targets, Call(), 2.0, None)
+        loss, added, measures = step(tokens, targets, Call(), torch.tensor(2.0), None)
         assert model.scale.grad is not None and model.unused.grad is None
         found.append((float(loss), float(added["beside"]), float(measures["seen"]), float(model.scale.grad)))
         if (number + 1) % accumulate == 0:
@@ -96,9 +96,9 @@ def test_replays_give_and_accumulate_what_eager_passes_do(accumulate: int) -> No
 def test_results_outlive_the_next_replay() -> None:
     model = Model()
     graphed = OnTheCpu(passes.eager(model, RECIPE, CPU), model)
-    found = [graphed(*batch, Call(), 1.0, None) for batch in batches(4)]
+    found = [graphed(*batch, Call(), ONE, None) for batch in batches(4)]
     kept = [float(each.loss) for each in found]
-    graphed(*batches(1)[0], Call(), 1.0, None)
+    graphed(*batches(1)[0], Call(), ONE, None)
     assert [float(each.loss) for each in found] == kept
     assert len(set(kept)) == 4
 
@@ -109,7 +109,7 @@ def test_the_shapes_that_ran_last_have_graphs() -> None:
     for rows in (2, 1, 3):
         run(graphed, model, batches(3, rows), 1)
     assert graphed.captures == 3
-    assert [dict(key[2:])["tokens"][0] for key in graphed.graphs] == [1, 3]  # type: ignore[index]
+    assert [dict(key)["tokens"][0] for key in graphed.graphs] == [1, 3]
     run(graphed, model, batches(2, 1), 1)
     assert graphed.captures == 3
 
@@ -120,6 +120,16 @@ def test_a_shape_that_comes_back_late_is_not_captured() -> None:
     for rows in [*range(1, passes.RECENT + 2)] * 3:
         run(graphed, model, batches(1, rows), 1)
     assert not graphed.graphs
+
+
+def test_one_graph_serves_whatever_number_of_targets_a_micro_batch_has() -> None:
+    plain, other = Model(), Model()
+    graphed = OnTheCpu(passes.eager(other, RECIPE, CPU), other)
+    for (tokens, targets), times in zip(batches(6), (2.0, 3.0, 1.5, 4.0, 2.5, 1.0), strict=True):
+        given = tokens, targets, Call(), torch.tensor(times), None
+        assert float(graphed(*given).loss) == float(passes.eager(plain, RECIPE, CPU)(*given).loss)
+    assert torch.equal(other.scale.grad, plain.scale.grad)  # type: ignore[arg-type]
+    assert graphed.captures == 1
 
 
 def test_released_graphs_are_captured_again() -> None:
@@ -150,7 +160,7 @@ def test_what_reads_earlier_micro_batches_is_eager_after_the_first(reads: bool) 
     assert graphed.looks_back, "as it may be a plug-in's"
     graphed.looks_back = reads
     for tokens, targets in batches(3):
-        graphed(tokens, targets, Call(earlier={"seen": torch.ones(())}), 1.0, None)
+        graphed(tokens, targets, Call(earlier={"seen": torch.ones(())}), ONE, None)
     assert len(graphed.graphs) == (not reads)
 
 
