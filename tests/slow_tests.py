@@ -38,6 +38,8 @@ FIRST = (
 )
 # Of the cases of these `make test-slow` tries every so-manieth, drawn by name, and `make test-all` each.
 SHARES = {
+    "test_a_card_gets_one_graph_of_every_entry": 6,
+    "test_a_card_takes_the_steps_of_every_entry": 4,
     "test_a_budget_gives_a_model_of_that_shape_with_about_so_many_parameters": 2,
     "test_a_committed_result_is_of_a_study_as_it_is": 2,
     "test_a_tiny_model_learns_alike_by_formulas_and_by_torch": 2,
@@ -55,7 +57,7 @@ SHARES = {
     "test_outputs_and_gradients_match_float64": 4,
     "test_the_default_finds_the_best_variant_in_95_percent_of_studies": 2,
     "test_three_steps_with_triton_follow_those_with_torch": 2,
-    "test_tiny_is_captured_as_one_graph": 2,
+    "test_tiny_is_captured_as_one_graph": 4,
     "test_tiny_learns": 2,
     "test_triton_gives_the_same_bits_twice": 2,
 }

@@ -250,9 +250,10 @@ def _recur_backward(
         dq, dk, dv, dg, dbeta = launch.gradients(weights, written, douts, states, dstates, dwritten)
     if launch.shared > 1:
         dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3).to(v.dtype) for x in (dq, dk))
-    if g is not None:
-        dg = (dg.sum((0, 1)) if g.ndim == 1 else dg).reshape(g.shape).to(g.dtype)
-    return dq, dk, dv, dg, dbeta if beta is None else dbeta.squeeze(-1).to(beta.dtype), dfirst
+    dg = dg.sum((0, 1)) if g is not None and g.ndim == 1 else dg
+    dg = dout.new_empty(0) if g is None else dg.reshape(g.shape).to(g.dtype)
+    dbeta = dout.new_empty(0) if beta is None else dbeta.squeeze(-1).to(beta.dtype)
+    return dq, dk, dv, dg, dbeta, dfirst
 
 
 @_recur_backward.register_fake
