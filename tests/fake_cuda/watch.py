@@ -28,13 +28,16 @@ class Refused(Exception):
 
 
 class Watched(TorchDispatchMode):
-    """Operators of archlab run as on the card, with kernels that are noted and not launched, and give what their fake
-    forms say. With `waiting` the host may wait for the card: what depends on
-    values is as if all were 1.0, True, or an integer that no step reaches."""
+    """Operators of archlab run as on the card, with kernels that are noted and not launched, and must give what their
+    fake forms say.
+
+    While the host may wait for the card, what depends on values is as if all were 1.0, True, or an integer that no
+    step reaches.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting, self.capturing = True, False
+        self.waiting, self.capturing = True, False  # whether the host may wait; whether a graph is captured
         self.kernels: Counter[str] = Counter()
 
     @contextmanager
@@ -86,6 +89,7 @@ class Watched(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def look_at_copy(self, name: str, args: Any, kwargs: Any) -> None:
+        """Between host and card it is from pinned memory, or waited for."""
         source = args[1] if name == "copy_" else args[0]
         to = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or source.device)
         if source.device.type == to.type or self.waiting:
