@@ -49,6 +49,16 @@ def capability() -> int:
     return 10 * major + minor
 
 
+def generation() -> int:
+    """The capability whose tiles the card of `capability()` takes: 80, 86, 89 or 90.
+
+    A B200 (100) takes those of an H100 (90); an RTX 50 (120) those of an RTX 40 (89), as it has no more shared memory,
+    and no other instructions for products.
+    """
+    found = capability()
+    return 89 if found >= 120 else min(found, 90)
+
+
 def tuned(kernel: str, key: Mapping[str, int | bool], default: Mapping[str, int]) -> dict[str, Any]:
     """The tiles, `num_warps` and `num_stages` of a kernel: the committed winner on this card for the key, or `default`.
 

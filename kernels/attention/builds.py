@@ -8,10 +8,10 @@ from archlab.kernels.attention.inputs import Inputs
 from archlab.kernels.attention.pattern import Blocks, Pattern
 from archlab.kernels.attention.plan import Launch, Plan, delta_launch, forward_launch, keys_launch, queries_launch
 from archlab.kernels.attention.tuning import widest
-from archlab.kernels.launch import Build, capability
+from archlab.kernels.launch import Build, capability, generation
 
 LENGTH = 256
-OLDER = 80, 86, 89
+OTHERS = 80, 86, 89  # the last of them also for sm_120
 SETS: tuple[tuple[int, str], ...] = (
     (128, "decay"),
     (128, "learned gate"),
@@ -39,10 +39,10 @@ matrix that has one, `gate` one for each element and `headgate` one for each hea
 
 
 def builds() -> Iterator[Build]:
-    """All sets for sm_90 in bfloat16, one in float32; each of them for one of the older cards, in turn."""
-    card = capability()
+    """All sets for sm_90 in bfloat16, one in float32; each of them for one of the other cards, in turn."""
+    card = generation()
     for index, (width, names) in enumerate(SETS):
-        if width <= widest(card, 16) and (card >= 90 or OLDER[index % len(OLDER)] == card):
+        if width <= widest(capability(), 16) and (card >= 90 or OTHERS[index % len(OTHERS)] == card):
             yield from _of(width, names.split(), torch.bfloat16)
     if card >= 90:
         yield from _of(64, ["decay"], torch.float32)

@@ -31,11 +31,11 @@ def tile(
     elif bits == 32:
         queries, keys, warps, stages = _FLOAT32[kind][own]
     else:
-        queries, keys, warps, stages = (_HOPPER if launch.capability() >= 90 else _OTHERS)[kind][own][crowded]
+        queries, keys, warps, stages = (_HOPPER if launch.generation() >= 90 else _OTHERS)[kind][own][crowded]
     if listed:
         queries, keys = min(queries, LIST), min(keys, LIST)
     if learned:
-        queries = keys = LIST if launch.capability() >= 90 and bits < 32 else min(queries, keys, 32)
+        queries = keys = LIST if launch.generation() >= 90 and bits < 32 else min(queries, keys, 32)
     chosen = {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
     return launch.tuned(f"attention_{kind}", key, chosen)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from archlab.kernels import interpret
 from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
-from archlab.kernels.launch import Build, as_rows, capability, like, on_device_of, power_of_2, tuned
+from archlab.kernels.launch import Build, as_rows, generation, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence import backward, forward
 from archlab.kernels.linear_recurrence.reference import checked_groups
 
@@ -28,7 +28,7 @@ def _chunk(operands: torch.dtype) -> int:
     and float32, whose products have no tensor cores, fewest."""
     if operands == torch.float32 and not interpret.active():
         return 16
-    return 64 if 90 <= capability() < 120 else 32
+    return 64 if generation() >= 90 else 32
 
 
 def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool, chunk: int) -> dict[str, Any]:
@@ -306,7 +306,7 @@ BUILDS: tuple[tuple[int, str, int, bool, int, torch.dtype, bool], ...] = (
 def builds() -> Iterator[Build]:
     """Each decay and the delta rule with the widest keys that are chosen, on sm_90; on older cards some on each."""
     for card, name, decay, delta, width, dtype, walks in BUILDS:
-        if card == min(capability(), 90):
+        if card == generation():
             yield from _builds(name, decay, delta, width, dtype, walks)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from archlab.kernels import interpret
 from archlab.kernels.custom_op import custom_op
 from archlab.kernels.gradients import differentiable
-from archlab.kernels.launch import Build, capability, like, on_device_of, power_of_2, tuned
+from archlab.kernels.launch import Build, generation, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence.triton import fills
 from archlab.kernels.wkv7 import WIDEST, backward, forward
 from archlab.kernels.wkv7.reference import checked
@@ -214,7 +214,7 @@ BUILDS: tuple[tuple[int, str, torch.dtype, bool], ...] = (
 def builds() -> Iterator[Build]:
     """Heads of 64 channels, as the published models have."""
     for card, name, dtype, walks in BUILDS:
-        if card == min(capability(), 90):
+        if card == generation():
             v, state, g = (
                 torch.empty(1, 4096, 16, 64, dtype=dtype),
                 torch.empty(1, 16, 64, 64),

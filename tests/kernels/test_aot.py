@@ -24,9 +24,9 @@ import json, sys
 from archlab.kernels import aot
 from archlab.kernels.launch import compiling_for
 
-cards, wanted = map(int, sys.argv[1].split(",")), sys.argv[2:]
+cards, wanted = [*map(int, sys.argv[1].split(","))], sys.argv[2:]
 built, rows = {}, []
-for card in aot.CAPABILITIES:
+for card in {*aot.CAPABILITIES, *cards}:
     with compiling_for(card):
         built[card] = {build.name: build for build in aot.builds()}
 newest = built[90]
@@ -96,6 +96,14 @@ def test_all_kernels_compile_for_an_h100_as_the_committed_report_says(tmp_path: 
     report = json.loads(file.read_text())
     assert {row["name"] for row in report["kernels"]} == of(90).keys()
     hold(report, 90)
+
+
+@pytest.mark.slow
+def test_attention_fits_the_memory_of_an_rtx_50() -> None:
+    """Which has that of an RTX 40 and a capability above an H100's."""
+    kernels = (f"attention-{kind}-window-sinks-128" for kind in ("forward", "keys", "queries"))
+    rows = json.loads(run("-c", PROGRAM, "120", *kernels))["kernels"]
+    assert [row for row in rows if row["stack_bytes"] or row["shared_bytes"] > SHARED_BYTES[120]] == []
 
 
 @pytest.mark.slow
