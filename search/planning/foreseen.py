@@ -62,7 +62,7 @@ def _idle_masks(variant: Variant) -> Iterator[str]:
     masks = {
         (".".join(path), branch.mask): None
         for name, stack in variant.model.stacks().items()
-        for block in set(stack.layers())
+        for block in dict.fromkeys(stack.layers())
         for path, branch in block.walk(*filter(None, [name]), "block")
         if isinstance(getattr(branch, "mask", None), Mask)
     }
