@@ -26,7 +26,7 @@ from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedule_free import average, averaged
 from archlab.search.training.ends import Diverged, Interrupted, Paused
 from archlab.search.training.held_out import held_out, losses
-from archlab.search.training.passes import Graphed, passes_of
+from archlab.search.training.passes import Graphed, passes_of, times_of
 from archlab.search.training.routers import health
 from archlab.search.training.team import ALONE, Noted, Sums, Team
 from archlab.search.trial import checkpoint
@@ -189,10 +189,8 @@ class Loop:
         for rows in whole.parts(recipe.micro_batch):
             part = self.team.share(rows)
             tokens, targets, call = part.tensors(self.device)
-            times = torch.full((), whole.scored / part.scored, device=self.device)
-            sources = whole.source_scored / part.source_scored if part.source_scored else None
-            source_times = None if sources is None else torch.full((), sources, device=self.device)
-            found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), times, source_times)
+            times = times_of(whole, part, self.device)
+            found = self.passes(tokens, targets, replace(call, earlier=dict(earlier)), *times)
             total += found.loss
             for name, value in found.measures.items():
                 earlier[name] = earlier.get(name, 0) + value

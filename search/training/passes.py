@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.layers import is_known
+from archlab.search.data.batches import Batch
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.held_out import autocast
 
@@ -32,8 +33,7 @@ class Found(NamedTuple):
     measures: dict[str, Tensor]
 
 
-# Of tokens, targets, the call, and how many times as many targets the batch has, of the encoder's too: numbers on the
-# device, as they may be others in each micro-batch that a graph takes.
+# Of tokens, targets, the call, and what `times_of` gives: on the device, as each replay of a graph reads other numbers.
 Passes = Callable[[Tensor, Tensor, Call, Tensor, Tensor | None], Found]
 
 
@@ -170,6 +170,14 @@ def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
             parameter.grad = fresh
     loss, added, measures = graph.found
     return Found(loss.clone(), *({name: x.clone() for name, x in part.items()} for part in (added, measures)))
+
+
+def times_of(whole: Batch, part: Batch, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """How many times as many targets a batch has as a micro-batch of it, and the encoder's, if it has any."""
+    times = torch.full((), whole.scored / part.scored, device=device)
+    if not part.source_scored:
+        return times, None
+    return times, torch.full((), whole.source_scored / part.source_scored, device=device)
 
 
 def tensors_of(call: Call) -> dict[str, Tensor]:
