@@ -74,7 +74,7 @@ def pretend(guard: Path) -> None:
 
     for name, said in SAID.items():
         setattr(torch.cuda, name, lambda *_, said=said, **__: said)
-    torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    torch.cuda._initialized = True
     torch.cuda.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     torch.cuda.device = lambda *_: contextlib.nullcontext()
     for module in (fake_tensor, fake_impls):
