@@ -42,10 +42,12 @@ def eager(model: nn.Module, recipe: Recipe, device: torch.device) -> Passes:
 
     def passes(tokens: Tensor, targets: Tensor, call: Call, times: Tensor, source_times: Tensor | None) -> Found:
         with autocast(device, recipe.precision):
-            loss: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss) / times  # type: ignore[operator]
+            whole: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss)  # type: ignore[operator]
+        times = times.to(whole.dtype)
+        loss = whole / times
         added = {name: value / times for name, value in call.losses.items()}
         if source_times is not None:
-            added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / source_times
+            added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / source_times.to(whole.dtype)
         sum(added.values(), loss).backward()
         return Found(loss.detach(), {name: value.detach() for name, value in added.items()}, dict(call.measures))
 
@@ -174,10 +176,10 @@ def replayed(graph: Graph, given: dict[str, Tensor]) -> Found:
 
 def times_of(whole: Batch, part: Batch, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """How many times as many targets a batch has as a micro-batch of it, and the encoder's, if it has any."""
-    times = torch.full((), whole.scored / part.scored, device=device)
+    times = torch.full((), whole.scored / part.scored, dtype=torch.float64, device=device)
     if not part.source_scored:
         return times, None
-    return times, torch.full((), whole.source_scored / part.source_scored, device=device)
+    return times, torch.full((), whole.source_scored / part.source_scored, dtype=torch.float64, device=device)
 
 
 def tensors_of(call: Call) -> dict[str, Tensor]:
