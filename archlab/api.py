@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from archlab.arch_dsl import Model, load
 from archlab.search.calibration.calibrate import calibrate
-from archlab.search.challenge.referee import Outcome, Rules
+from archlab.search.challenge.referee import Outcome
 from archlab.search.challenge.referee import challenge as _challenge
+from archlab.search.challenge.rules import Rules
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.models.find import model_alone
 from archlab.search.models.print_model import Shown, variant_of
@@ -79,7 +80,8 @@ def challenge(
 ) -> Outcome:
     """Holds `ideas`, names and changes as under `variants:`, against a study's champion, and keeps what is better.
 
-    `rules` are those of `archlab.search.challenge.referee.Rules`: `seeds`, `margin`, `false_keeps`, `trials`, `again`.
+    `rules` are those of `archlab.search.challenge.rules.Rules`: `seeds`, `margin`, `false_keeps`,
+    `together`, `confirm`, `trials`, `again`.
     The outcome has the `ledger` and, by their names, the `entries` of these ideas, None for one that is not decided.
     It raises what `run` does, and SpecError for an idea that is no change of the champion.
     """

@@ -47,6 +47,14 @@ FALSE_KEEPS = click.option(
     show_default=True,
     help="The share of those kept that are no better, in expectation, at most.",
 )
+TOGETHER = click.option(
+    "--together",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Try each with one seed, and confirm N that were lower at once.",
+)
 DISK = click.option("--disk", metavar="SIZE", callback=in_bytes, help="How large the store may become, such as 20GB.")
 
 
@@ -61,6 +69,8 @@ DISK = click.option("--disk", metavar="SIZE", callback=in_bytes, help="How large
 @SEEDS
 @MARGIN
 @FALSE_KEEPS
+@TOGETHER
+@click.option("--confirm", is_flag=True, help="Confirm at the end what was lower with one seed, however few.")
 @click.option("--trials", type=click.IntRange(1), help="How many this command trains at most.")
 @click.option(
     "--core-seconds", type=click.FloatRange(0, min_open=True), help="How long its trials hold cores at most, in all."
@@ -90,8 +100,8 @@ def challenge(
     """
     from archlab.search.challenge.changes import Idea
     from archlab.search.challenge.page import page
-    from archlab.search.challenge.referee import Rules
     from archlab.search.challenge.referee import challenge as hold
+    from archlab.search.challenge.rules import Rules
     from archlab.search.reporting.report import as_text
     from archlab.search.running.progress import make_progress
 

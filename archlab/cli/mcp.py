@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from archlab.cli.challenge import DISK, FALSE_KEEPS, MARGIN, SEEDS
+from archlab.cli.challenge import DISK, FALSE_KEEPS, MARGIN, SEEDS, TOGETHER
 from archlab.cli.kit import ADDRESS, ALLOW, INLINE, INVALID, SET, STORE, STUDY, fail, parsed, store_folder, verb
 
 
@@ -20,6 +20,7 @@ from archlab.cli.kit import ADDRESS, ALLOW, INLINE, INVALID, SET, STORE, STUDY, 
 @SEEDS
 @MARGIN
 @FALSE_KEEPS
+@TOGETHER
 @click.option("--trials", type=click.IntRange(1), help="How many all challenges of this study train at most.")
 @click.option(
     "--core-seconds", type=click.FloatRange(0, min_open=True), help="How long their trials hold cores at most, in all."

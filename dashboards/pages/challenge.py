@@ -16,11 +16,12 @@ from archlab.dashboards.library import Library, NotFound
 from archlab.dashboards.pages.shell import address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import badge, block_table, graph, guarded, section
-from archlab.search.challenge.ledger import KEPT, Entry, Ledger, round_of
+from archlab.search.challenge.ledger import KEPT, LOWER, Entry, Ledger, round_of
 from archlab.search.challenge.page import page
 from archlab.search.reporting.findings import MINUS
 from archlab.search.store.store import StoreError
 
+_MET = (KEPT, LOWER)  # later challengers go on top of these
 _TONES = {KEPT: theme.PALETTE[1], "worse": theme.PALETTE[3]}
 
 
@@ -87,7 +88,7 @@ def content(ledger: Ledger) -> list[Component]:
     drawn = figures.forest(rows, colours, "nats/token", title, "the champion that it met")
     notes = [html.P(text, className="muted small") for text in told.notes]
     return [
-        html.P(told.lines[0], className="lead"),
+        *(html.P(line, className="lead") for line in told.lines),
         graph("challenge-forest", drawn, max(200, 110 + 30 * len(rows))),
         section("Ledger", *(block_table(each) for each in told.blocks), *notes),
         section("Who met whom", html.Ul([*_tree(ledger)], className="links")),
@@ -103,8 +104,8 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _tree(ledger: Ledger) -> Iterable[Component]:
-    """The champions in order, each with the challengers that it met."""
-    for champion in (ledger.first, *(entry.name for entry in ledger.kept)):
+    """Those that challengers were put on top of, in order, each with the challengers that it met."""
+    for champion in dict.fromkeys([ledger.first, *(each.name for each in ledger.entries if each.verdict in _MET)]):
         met = [entry for entry in ledger.entries if entry.against == champion]
         items = [html.Li([_link(ledger, entry), " ", badge(entry.verdict), _told(entry)]) for entry in met]
         yield html.Li([html.B(champion), html.Ul(items)])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KIND = "challenge"
 KEPT = "better"
+LOWER, NOT_LOWER = "lower", "not lower"  # with one seed, where several are confirmed together
 Losses = list[float | None]
 
 
@@ -31,7 +32,8 @@ Losses = list[float | None]
 class Entry:
     """One challenger and its verdict: better (it is the champion from then on), worse, equivalent, hopeless (more
     seeds would not make it better), undecided (no more seeds), diverged, failed, or impossible on top of the champion
-    that it met, for a `reason`.
+    that it met, for a `reason`. Where several are confirmed together, lower or not lower with one seed; what confirms
+    them is an entry of its own, whose `parts` are their names.
 
     `changes` are a list of component names and mappings of paths, `against` the champion's name. `difference` is the
     mean paired validation loss in nats per token, `half_width` that of its interval at `level`; `test` the difference
@@ -53,6 +55,12 @@ class Entry:
     trials: int = 0
     reason: str = ""
     why: str = ""
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def one_seed(self) -> bool:
+        """Whether it was looked at with one seed alone, which is no test."""
+        return self.verdict in (LOWER, NOT_LOWER)
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Entry:
@@ -86,6 +94,22 @@ class Ledger:
         """The newest of them, else the study's baseline."""
         return self.kept[-1].name if self.kept else self.first
 
+    @property
+    def candidate(self) -> list[Entry]:
+        """Those that were lower with one seed, each on top of the one before, and are to be confirmed together."""
+        last = max((each.number for each in self.entries if each.parts or each.verdict == KEPT), default=0)
+        return [each for each in self.entries[last:] if each.verdict == LOWER]
+
+    @property
+    def tests(self) -> int:
+        """How many had a chance to be kept."""
+        return sum(not each.one_seed for each in self.entries)
+
+    @property
+    def chosen_by(self) -> int:
+        """How many of the first seeds have chosen what is tested, so that they say nothing of it any more."""
+        return int(any(each.one_seed for each in self.entries))
+
     def tried(self, changes: list[Any]) -> Entry | None:
         """The newest entry of the same changes."""
         text = canonical_json(changes)
@@ -109,7 +133,15 @@ class Ledger:
     def told(self) -> dict[str, Any]:
         """As JSON."""
         entries = [asdict(entry) for entry in self.entries]
-        return {"study": self.study, "champion": self.champion, "test_looks": len(self.kept), "entries": entries}
+        candidate = [entry.name for entry in self.candidate]
+        looks = len(self.kept)
+        return {
+            "study": self.study,
+            "champion": self.champion,
+            "candidate": candidate,
+            "test_looks": looks,
+            "entries": entries,
+        }
 
     def add(self, identity: str, losses: Losses) -> None:
         """Takes a variant's losses, unless more of them are known."""

@@ -8,8 +8,9 @@ from typing import Any
 from archlab.arch_dsl.tree.identity import diff
 from archlab.search.challenge.budget import missing
 from archlab.search.challenge.changes import plain
-from archlab.search.challenge.referee import FEWEST, Referee
 from archlab.search.challenge.rounds import Round
+from archlab.search.challenge.rules import FEWEST
+from archlab.search.challenge.standing import Standing
 from archlab.search.executors.resources import Room
 from archlab.search.formatting.numbers import size
 from archlab.search.variants.memory import memory_bytes
@@ -17,7 +18,7 @@ from archlab.search.variants.patches import Patch
 from archlab.search.variants.variant import Variant
 
 
-def look(referee: Referee, name: str, patch: Patch) -> dict[str, Any]:
+def look(referee: Standing, name: str, patch: Patch) -> dict[str, Any]:
     """As JSON: the differences to the champion, parameters and forward FLOPs per token of both, how many trials the
     first look and all seeds take beyond what the store has, about how many core-seconds (of which little is known
     before the first trials), why the first look is refused by the budget or the memory (None: it is not), and earlier
@@ -29,7 +30,8 @@ def look(referee: Referee, name: str, patch: Patch) -> dict[str, Any]:
         return {"tried": asdict(entry), "changes": entry.changes}
     first = referee.round(name, patch, FEWEST)
     keys = missing(first.planned, referee.store)
-    every = missing(referee.round(name, patch, referee.rules.seeds).planned, referee.store)
+    seeds = FEWEST if referee.rules.together > 1 else referee.rules.seeds
+    every = missing(referee.round(name, patch, seeds).planned, referee.store)
     mine, theirs = row_of(first, first.challenger), row_of(first, first.champion)
     return {
         "tried": None,

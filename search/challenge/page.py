@@ -27,6 +27,9 @@ def page(ledger: Ledger) -> Page:
     looks = len(ledger.kept)
     told = "never looked at" if not looks else "looked at once" if looks == 1 else f"looked at {looks} times"
     lines = [f"champion: {printable(ledger.champion)}; the test set was {told}"]
+    if waiting := [each.name for each in ledger.candidate]:
+        lines.append(f"to be confirmed: {printable(', '.join(waiting))}")
     blocks = [Block("", columns)] if ledger.entries else []
     notes = [printable(f"{each.name}: {each.reason}") for each in ledger.entries if each.reason]
+    notes += [printable(f"{each.name}: {', '.join(each.parts)}") for each in ledger.entries if each.parts]
     return Page(printable(ledger.study), "", blocks, lines, notes, "", [])

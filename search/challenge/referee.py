@@ -5,30 +5,34 @@ study's recipes. After each seed the mean paired difference of the validation lo
 holds at every number of seeds. Who is better at the level that e-LOND leaves (archlab.search.statistics.online) becomes
 the champion. Trials are those of ordinary studies, so that nothing is trained twice, and the same call goes on after an
 interruption.
+
+With `together` above 1 a challenger is trained with one seed, on top of those that were lower before it. So many of
+these are then held against the champion as one, with other seeds than the one that has chosen them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.search.challenge.budget import Allowance, Limits, missing
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.challenge.budget import missing
 from archlab.search.challenge.changes import Idea, composed, patch_of, plain
 from archlab.search.challenge.judge import Seen, judge
-from archlab.search.challenge.ledger import KEPT, Entry, Ledger, recall, remember, round_of
-from archlab.search.challenge.rounds import Round, first_of, mean_losses, refuse
+from archlab.search.challenge.ledger import KEPT, LOWER, NOT_LOWER, Entry, Ledger, remember, round_of
+from archlab.search.challenge.rounds import Round, mean_losses, refuse
+from archlab.search.challenge.rules import DEFAULT, FEWEST, Rules
+from archlab.search.challenge.standing import Standing, patch_in
 from archlab.search.executors.resources import Room
 from archlab.search.planning.plan import Plan
 from archlab.search.results.selection import Selection
 from archlab.search.running.ending import EXIT_BUDGET, EXIT_FAILED, Summary
 from archlab.search.running.run import RunOptions, make_executor, quiet, run_with
-from archlab.search.statistics.online import level
 from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import StudyLock, in_use
 from archlab.search.store.store import Store
@@ -37,36 +41,6 @@ from archlab.search.study.study import Study
 from archlab.search.utils.quantities import Duration
 from archlab.search.variants.asks import Events
 from archlab.search.variants.patches import Patch
-
-FEWEST = 1  # seeds before the first look, which may show that there is no hope
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a stream is judged: the seeds that a challenger gets at most, the half-width of equivalence in nats per
-    token, the share of false ones among those kept, and whether what lost to an earlier champion is tried again.
-
-    `trials`, `core_seconds` and `disk` (bytes of the store) are the most that this call may take; with `of_life` the
-    most that all ledgers of the study in this store may take together (archlab.search.challenge.budget).
-    """
-
-    seeds: int = 8
-    margin: float | None = None
-    false_keeps: float = 0.1
-    trials: int | None = None
-    again: bool = False
-    core_seconds: float | None = None
-    disk: int | None = None
-    of_life: bool = False
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1 or not 0 < self.false_keeps < 1 or (self.margin is not None and self.margin <= 0):
-            raise ValueError(f"needs a seed or more, a share below 1 and a margin above 0; received {self}")
-
-    @property
-    def limits(self) -> Limits:
-        """What may be taken."""
-        return Limits(self.trials, self.core_seconds, self.disk, self.of_life)
 
 
 @dataclass(frozen=True)
@@ -84,7 +58,7 @@ def challenge(
     challengers: Mapping[str, Any],
     store: str | Path | None = None,
     *,
-    rules: Rules = Rules(),
+    rules: Rules = DEFAULT,
     overrides: Mapping[str, Any] | None = None,
     executor: Literal["ray", "inline"] = "ray",
     address: str | None = None,
@@ -136,111 +110,91 @@ class _Stopped(Exception):
         self.summary = summary
 
 
-def never(_study: Study) -> Summary:
-    """What trains for a referee that only looks."""
-    raise AssertionError("this referee trains nothing")
-
-
-class Referee:
-    """A stream of challengers at work. `at_once` is how many trials run side by side at most, None where that is not
-    known. Without `run` it only looks: `known`, `check`, `round` and `allowance` train nothing."""
+class Referee(Standing):
+    """A stream of challengers at work: `run` trains what a study lacks, `tell` hears each verdict."""
 
     def __init__(
         self,
         study: Study,
         store: Store,
         rules: Rules,
-        tell: Callable[[Entry, bool], None] = lambda _entry, _known: None,
-        run: Callable[[Study], Summary] = never,
+        tell: Callable[[Entry, bool], None],
+        run: Callable[[Study], Summary],
         at_once: int | None = None,
     ) -> None:
-        self.study, self.store, self.rules, self.tell, self.run = study, store, rules, tell, run
-        self.first = first_of(study)
-        alone = Round.of(study, store, "ledger", {self.first: study.variants[self.first]}, FEWEST)
-        self.ledger: Ledger = recall(store, study.study, self.first, alone.identity(self.first))
-        self.patches = {self.first: study.variants[self.first]}
-        for entry in self.ledger.kept:
-            patch = patch_of(entry.changes, f"ledger.{entry.number}")
-            self.patches[entry.name] = composed(self.patches[self.champion], patch)
+        super().__init__(study, store, rules, at_once)
+        self.tell, self.run = tell, run
         self.before, self.trained = len(self.ledger.entries), 0
         self.why: dict[str, str] = {}
-        self.allowance = Allowance(rules.limits, store, study.study, study.resources, at_once)
         self.summary: Summary | None = None
-
-    @property
-    def champion(self) -> str:
-        """The newest of the champions."""
-        return [*self.patches][-1]
-
-    @property
-    def level(self) -> float:
-        """The chance of error that keeping the next challenger may take."""
-        return level(len(self.ledger.entries) + 1, len(self.ledger.kept), self.rules.false_keeps)
-
-    def known(self, patch: Patch) -> Entry | None:
-        """The newest entry of the same changes: what was tried is not tried again, unless it is wanted against another
-        champion than it met."""
-        found = self.ledger.tried(plain(patch))
-        if found is None or not self.rules.again or found.verdict == KEPT or found.against == self.champion:
-            return found
-        return None
-
-    def check(self, patches: Mapping[str, Patch]) -> None:
-        """Raises SpecError with everything that is wrong with any challenger, while the champion stays who it is."""
-        problems: list[Problem] = []
-        for name, patch in patches.items():
-            if self.known(patch):
-                continue
-            try:
-                self.round(name, patch, FEWEST)
-            except SpecError as error:
-                problems += error.problems
-        if problems:
-            raise SpecError(problems)
-
-    def round(self, name: str, patch: Patch, seeds: int) -> Round:
-        """The next round, with this challenger. Raises SpecError."""
-        if name in self.patches:
-            raise SpecError.of(f"challengers.{name}", "is the name of a champion; call the challenger otherwise")
-        rows = {self.first: self.patches[self.first], self.champion: self.patches[self.champion]}
-        rows[name] = composed(self.patches[self.champion], patch)
-        return Round.of(self.study, self.store, str(len(self.ledger.entries) + 1), rows, seeds)
-
-    def standing(self) -> Round:
-        """The champion beside the baseline, without a challenger."""
-        rows = {name: self.patches[name] for name in (self.first, self.champion)}
-        return Round.of(self.study, self.store, "ledger", rows, FEWEST)
 
     def try_all(self, patches: Mapping[str, Patch]) -> Outcome:
         """All challengers in order, until one is not decided."""
         entries: dict[str, Entry | None] = dict.fromkeys(patches)
         try:
             for name, patch in patches.items():
+                self.confirm(self.rules.together)
                 entries[name] = entry = self.known(patch) or self.try_one(name, patch)
                 self.tell(entry, entry.number <= self.before)
+            self.confirm(1 if self.rules.confirm else self.rules.together)
         except _Stopped as stopped:
             return Outcome(self.ledger, entries, stopped.summary)
         return Outcome(self.ledger, entries, self.summary)
 
+    def confirm(self, parts: int) -> None:
+        """Holds the candidate against the champion, where it has so many parts. Raises _Stopped."""
+        names, changes = [*self.candidate], Patch((), ())
+        if len(names) < parts or not names:
+            return
+        for entry in self.ledger.candidate:
+            changes = composed(changes, patch_in(entry))
+        number = 1 + sum(bool(each.parts) for each in self.ledger.entries)
+        champion = self.champion, self.patches[self.champion]
+        self.tell(self.decide(f"together {number}", changes, champion, names), False)
+
     def try_one(self, name: str, patch: Patch) -> Entry:
+        """A verdict, which the ledger takes: by one seed where several are confirmed together. Raises _Stopped."""
+        if self.rules.together == 1:
+            return self.decide(name, patch, self.opponent)
+        try:
+            made = self.round(name, patch, FEWEST)
+        except SpecError as error:
+            return self.impossible(name, patch, error)
+        if lost := self.played(made):
+            return self.enter(name, patch, lost, made)
+        mine, theirs = (self.ledger.rows[made.identity(row)][0] for row in (made.challenger, made.champion))
+        assert mine is not None and theirs is not None, "a round that was played has losses"
+        seen = Seen(1, mine - theirs, math.nan, math.inf, math.inf, math.inf)
+        return self.enter(name, patch, LOWER if mine < theirs else NOT_LOWER, made, seen)
+
+    def decide(self, name: str, patch: Patch, against: tuple[str, Patch], parts: Sequence[str] = ()) -> Entry:
         """Seeds until there is a verdict, which the ledger takes. Raises _Stopped."""
-        for seeds in range(FEWEST, self.rules.seeds + 1):
+        chosen_by = self.ledger.chosen_by
+        most = chosen_by + self.rules.seeds
+        for seeds in range(chosen_by + FEWEST, most + 1):
             try:
-                made = self.round(name, patch, seeds)
+                made = self.round(name, patch, seeds, against)
             except SpecError as error:  # it fitted the champion that there was when the stream began
-                return self.enter(name, patch, "impossible", reason="; ".join(each.message for each in error.problems))
-            self.train(made)
-            found = made.selections(self.store)
-            if lost := self.lost(made, found):
-                return self.enter(name, patch, lost, made)
-            for row, selections in found.items():
-                self.ledger.add(made.identity(row), mean_losses(selections, seeds, "validation"))
-            table = self.ledger.table(made.identity(name), made.identity(self.champion))
-            seen = judge(*table, self.level, self.rules.seeds)
+                return self.impossible(name, patch, error, parts)
+            if lost := self.played(made):
+                return self.enter(name, patch, lost, made, parts=parts)
+            losses, mine, theirs = self.ledger.table(made.identity(name), made.identity(made.champion))
+            seen = judge(losses[:, chosen_by:], mine, theirs, self.level, self.rules.seeds)
             verdict = seen.verdict(self.rules.margin) if seen else None
-            if verdict or seeds == self.rules.seeds:
-                return self.enter(name, patch, verdict or "undecided", made, seen)
+            if verdict or seeds == most:
+                return self.enter(name, patch, verdict or "undecided", made, seen, parts=parts)
         raise AssertionError("a challenger has at least one seed")
+
+    def played(self, made: Round) -> str | None:
+        """Trains what a round lacks, and takes its losses; what the challenger came to in the place of one. Raises
+        _Stopped."""
+        self.train(made)
+        found = made.selections(self.store)
+        if lost := self.lost(made, found):
+            return lost
+        for row, selections in found.items():
+            self.ledger.add(made.identity(row), mean_losses(selections, made.seeds, "validation"))
+        return None
 
     def train(self, made: Round) -> None:
         """What the round still lacks. Raises _Stopped where that is too much, or something kept it from its end."""
@@ -269,6 +223,11 @@ class Referee:
             raise _Stopped(Summary(EXIT_FAILED, {}, message))
         return None
 
+    def impossible(self, name: str, patch: Patch, error: SpecError, parts: Sequence[str] = ()) -> Entry:
+        """Takes a challenger into the ledger that does not go with the champion."""
+        reason = "; ".join(each.message for each in error.problems)
+        return self.enter(name, patch, "impossible", reason=reason, parts=parts)
+
     def enter(
         self,
         name: str,
@@ -277,6 +236,7 @@ class Referee:
         made: Round | None = None,
         seen: Seen | None = None,
         reason: str = "",
+        parts: Sequence[str] = (),
     ) -> Entry:
         """Takes a verdict into the ledger, and the challenger for the champion where it is better."""
         changes, kept = plain(patch), composed(self.patches[self.champion], patch)
@@ -284,9 +244,9 @@ class Referee:
             number=len(self.ledger.entries) + 1,
             name=name,
             changes=changes,
-            against=self.champion,
+            against=made.champion if made else self.champion if parts else self.opponent[0],
             verdict=verdict,
-            seeds=made.seeds if made else 0,
+            seeds=seen.seeds if seen else made.seeds if made else 0,
             level=self.level,
             difference=seen.difference if seen else None,
             half_width=seen.shown(verdict) if seen else None,
@@ -295,6 +255,7 @@ class Referee:
             trials=made.trained(self.store) if made else 0,
             reason=reason,
             why=self.why.get(name, ""),
+            parts=[*parts],
         )
         self.ledger.entries.append(entry)
         remember(self.store, self.ledger)
@@ -304,8 +265,10 @@ class Referee:
 
     def tested(self, made: Round) -> float:
         """The mean difference to the champion on the test set."""
-        found = made.selections(self.store)
-        ours, theirs = (mean_losses(found[row], made.seeds, "test") for row in (made.challenger, made.champion))
+        found, skipped = made.selections(self.store), self.ledger.chosen_by
+        ours, theirs = (
+            mean_losses(found[row], made.seeds, "test")[skipped:] for row in (made.challenger, made.champion)
+        )
         return float(np.mean([a - b for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]))
 
 

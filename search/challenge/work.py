@@ -17,7 +17,9 @@ from typing import Any, Literal
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.search.challenge.changes import Idea
 from archlab.search.challenge.queue import RUNNING, WAITING, Queue, Ticket, lock_name
-from archlab.search.challenge.referee import Outcome, Referee, Rules, challenge
+from archlab.search.challenge.referee import Outcome, challenge
+from archlab.search.challenge.rules import Rules
+from archlab.search.challenge.standing import Standing
 from archlab.search.executors.executor import ExecutorError, ResourcesError
 from archlab.search.running.ending import EXIT_BUDGET, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_TRY_AGAIN
 from archlab.search.store.lock import StudyLocked, holder_of
@@ -57,7 +59,7 @@ def work(job: Job) -> int:
     code: 0 it has ended, BUSY, or that of an interruption, after which it waits as before."""
     study = job.load()
     with Store.open(job.store) as store:
-        queue = Queue.of(store, Referee(study, store, Rules(**job.rules)).ledger)
+        queue = Queue.of(store, Standing(study, store, Rules(**job.rules)).ledger)
         ticket = queue.find(job.ticket)
         if ticket is None or not ticket.open:
             return 0

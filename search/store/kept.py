@@ -91,7 +91,7 @@ _ENTRY: Check = both(
     mapping({"number": count, "name": text, "changes": list_of(plain), "against": text, "verdict": text}),
     mapping(
         {"seeds": count, "level": positive, "near": list_of(text), "trials": count, "reason": text, "why": text},
-        {"difference": maybe(number), "half_width": maybe(number), "test": maybe(number)},
+        {"difference": maybe(number), "half_width": maybe(number), "test": maybe(number), "parts": list_of(text)},
     ),
 )
 _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin

@@ -87,7 +87,7 @@ def test_the_language_is_told_topic_by_topic(desk: Desk) -> None:
 
 def test_every_path_that_is_told_leads_to_the_value_that_is_told(desk: Desk) -> None:
     with desk.referee() as referee:
-        model = referee.standing().planned.variants[0].model
+        model = referee.alone().planned.variants[0].model
     told = {each["path"]: each["value"] for each in ask(desk, "describe_language", topic="paths")["paths"]}
     of_model = {path: value for path, value in told.items() if not path.startswith("train")}
     found = {path: brief_text(canonical(get(model, tuple(path.split("."))), brief=True))[:160] for path in of_model}

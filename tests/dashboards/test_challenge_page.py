@@ -40,6 +40,34 @@ def test_the_page_shows_each_challenger_under_the_champion_that_it_met(client: A
     assert page.index('"baseline"') < page.rindex('"gate"') and "−0.0500" in page
 
 
+def test_the_page_shows_what_is_confirmed_together_and_what_waits_for_it(tmp_path: Path) -> None:
+    parts = [
+        Entry(1, "shift", ["shift"], "baseline", "lower", 1, 0.06, -0.02),
+        Entry(2, "norm", ["norm"], "shift", "not lower", 1, 0.06, 0.01),
+        Entry(3, "gate", ["gate"], "shift", "lower", 1, 0.06, -0.01),
+        Entry(
+            4,
+            "together 1",
+            ["shift", "gate"],
+            "baseline",
+            "better",
+            3,
+            0.06,
+            -0.03,
+            0.01,
+            -0.03,
+            parts=["shift", "gate"],
+        ),
+        Entry(5, "wide", ["wide"], "together 1", "lower", 1, 0.02, -0.01),
+    ]
+    with make_store(tmp_path) as made:
+        make_study(made)
+        remember(made, Ledger("gate-position", "baseline", "0123", {"a": [3.0, None]}, parts))
+    page = Client(tmp_path).page("/challenge/gate-position")
+    assert "Who beats together 1?" in page and "to be confirmed: wide" in page and "together 1: shift, gate" in page
+    assert all(f"changes {name}" in page for name in ("shift", "norm", "gate", "shift, gate", "wide"))  # of the tree
+
+
 def test_a_ledger_stands_for_its_rounds_among_the_studies_unless_one_searches(client: Any) -> None:
     home = client.page("/")
     assert "1 better, 1 hopeless, 1 impossible" in home and "/challenge/gate-position" in home

@@ -20,8 +20,9 @@ from archlab.search.challenge.ledger import KIND as LEDGER
 from archlab.search.challenge.ledger import round_of
 from archlab.search.challenge.look import look
 from archlab.search.challenge.queue import KIND, RUNNING, WAITING, Queue, Ticket, lock_name
-from archlab.search.challenge.referee import Referee, Rules
 from archlab.search.challenge.rounds import refuse
+from archlab.search.challenge.rules import Rules
+from archlab.search.challenge.standing import Standing
 from archlab.search.challenge.work import Job
 from archlab.search.store.lock import in_use, name_of
 from archlab.search.store.store import Store
@@ -50,13 +51,13 @@ class Desk:
         return Rules(**self.job.rules)
 
     @contextmanager
-    def referee(self) -> Iterator[Referee]:
+    def referee(self) -> Iterator[Standing]:
         """One that looks at the study and the ledger as they are now; one at a time. Raises SpecError, StoreError."""
         with self.lock:
             study, root = self.job.load(), Path(self.job.store)
             refuse(study)
             with Store.open(root) as store, in_use(root):
-                yield Referee(study, store, self.rules)
+                yield Standing(study, store, self.rules)
 
     def describe(self, topic: str) -> dict[str, Any]:
         """What may be written: archlab.cli.referee_server.language."""
@@ -110,6 +111,7 @@ class Desk:
             return {
                 **head,
                 "champion": referee.champion,
+                "candidate": [*referee.candidate],
                 "entries": len(referee.ledger.entries),
                 "running": None if holder is None else {"by": name_of(holder), **_progress(referee)},
                 "queue": [_told(each) for each in tickets if each.open],
@@ -118,7 +120,7 @@ class Desk:
                 "budget": referee.allowance.standing(),
             }
 
-    def _asked(self, ticket: str, tickets: list[Ticket], referee: Referee) -> dict[str, Any]:
+    def _asked(self, ticket: str, tickets: list[Ticket], referee: Standing) -> dict[str, Any]:
         """What became of one ticket."""
         found = next((each for each in tickets if each.id == ticket), None)
         if found is None:
@@ -215,7 +217,7 @@ def _told(ticket: Ticket) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value != ""}
 
 
-def _progress(referee: Referee) -> dict[str, Any]:
+def _progress(referee: Standing) -> dict[str, Any]:
     """How many trials of the round that goes on are in which state."""
     name = round_of(referee.study.study, len(referee.ledger.entries) + 1)
     counts: dict[str, int] = {}

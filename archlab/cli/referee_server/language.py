@@ -13,13 +13,13 @@ from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.search.challenge.changes import plain
 from archlab.search.challenge.look import row_of
-from archlab.search.challenge.referee import Referee
+from archlab.search.challenge.standing import Standing
 
 _DEEPEST = 12
 _LONGEST = 160  # characters of a value that is shown
 
 
-def told(referee: Referee, topic: str) -> dict[str, Any]:
+def told(referee: Standing, topic: str) -> dict[str, Any]:
     """What a topic has, as JSON. Raises SpecError for another one, with the nearest."""
     word, _, rest = topic.strip().partition(" ")
     if word in TOPICS:
@@ -34,7 +34,7 @@ def told(referee: Referee, topic: str) -> dict[str, Any]:
         raise SpecError.of("topic", message) from None
 
 
-def _patch(referee: Referee, _: str) -> dict[str, Any]:
+def _patch(referee: Standing, _: str) -> dict[str, Any]:
     """How a patch is written."""
     return {
         "patch": "a mapping from paths to values, or a list of names of components and such mappings",
@@ -44,12 +44,12 @@ def _patch(referee: Referee, _: str) -> dict[str, Any]:
             {"block.attention.key": {"prepend": "shift"}},
         ],
         "edits of a list": "{prepend: X}, {append: X}, {remove: TYPE}, {replace: {TYPE: X}}, {before: {TYPE: X}}",
-        "champion": referee.champion,
+        "champion": referee.opponent[0],
         "on top of": "your changes stand on top of the champion's; where both set one path, yours counts",
     }
 
 
-def _primitives(_: Referee, family: str) -> dict[str, Any]:
+def _primitives(_: Standing, family: str) -> dict[str, Any]:
     found = families()
     if not family:
         return {"families": found, "more": "describe_language('NAME') has the formula and fields of one primitive"}
@@ -58,7 +58,7 @@ def _primitives(_: Referee, family: str) -> dict[str, Any]:
     return {"families": {family: found[family]}}
 
 
-def _zoo(_: Referee, name: str) -> dict[str, Any]:
+def _zoo(_: Standing, name: str) -> dict[str, Any]:
     if not name:
         return {"entries": {each: zoo.entry(each).text.partition("\n")[0].lstrip("# ") for each in zoo.names()}}
     if name not in zoo.names():
@@ -66,13 +66,13 @@ def _zoo(_: Referee, name: str) -> dict[str, Any]:
     return {"name": name, "sizes": [*zoo.entry(name).sizes], "yaml": zoo.entry(name).text}
 
 
-def _paths(referee: Referee, start: str) -> dict[str, Any]:
-    champion = row_of(referee.standing(), referee.champion)
+def _paths(referee: Standing, start: str) -> dict[str, Any]:
+    champion = row_of(referee.alone(), referee.opponent[0])
     whole = [*_below(champion.model, ""), *_below(champion.recipe, "train")]
     found = [each for each in whole if f"{each['path']}.".startswith(f"{start}.") or not start]
     if not found:
         raise SpecError.of("topic", unknown(start, "path of the champion", [each["path"] for each in whole]))
-    return {"of": referee.champion, "paths": found}
+    return {"of": referee.opponent[0], "paths": found}
 
 
 def _below(value: Spec, path: str, depth: int = 0) -> Iterator[dict[str, Any]]:
@@ -108,14 +108,14 @@ def _inside(held: Any, where: str) -> Iterator[tuple[Spec, str]]:
             yield each, f"{where}.{kind}"
 
 
-def _components(referee: Referee, name: str) -> dict[str, Any]:
+def _components(referee: Standing, name: str) -> dict[str, Any]:
     found = {each: plain(patch) for each, patch in referee.study.components.items()}
     if name and name not in found:
         raise SpecError.of("topic", unknown(name, "component of this study", found))
     return {"components": {name: found[name]} if name else found}
 
 
-TOPICS: dict[str, Callable[[Referee, str], dict[str, Any]]] = {
+TOPICS: dict[str, Callable[[Standing, str], dict[str, Any]]] = {
     "patch": _patch,
     "primitives": _primitives,
     "zoo": _zoo,

@@ -43,6 +43,10 @@ INSTRUCTIONS = (
     "diagnostics(entry) has the curves. The budget holds for the whole ledger: spend it on ideas that differ, and "
     "change one thing at a time."
 )
+TOGETHER = (
+    " Here a challenge takes one seed, and is lower or not lower, which is no verdict yet: {} that were lower are "
+    "confirmed together, under a name of their own, and become the champion or none of them does."
+)
 
 
 class Answers:
@@ -131,7 +135,9 @@ def server_of(answers: Answers) -> Server[Any]:
             content=[TextContent(type="text", text=json.dumps(found, ensure_ascii=False))], structured_content=found
         )
 
-    return Server("archlab", version="1", instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
+    several = answers.desk.rules.together
+    instructions = INSTRUCTIONS + (TOGETHER.format(several) if several > 1 else "")
+    return Server("archlab", version="1", instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 async def _talk(desk: Desk) -> None:

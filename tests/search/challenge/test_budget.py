@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from archlab.cli.main import main
 from archlab.search.challenge.budget import spent_of
-from archlab.search.challenge.referee import Rules
+from archlab.search.challenge.rules import Rules
 from archlab.search.running.ending import EXIT_BUDGET
 from archlab.search.store.store import Store
 from tests.search.challenge.test_challenge import held, study_in, trials_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.cli.main import main
 from archlab.search.challenge.changes import composed, patch_of, plain
 from archlab.search.challenge.ledger import KIND
-from archlab.search.challenge.referee import Outcome, Rules, challenge
+from archlab.search.challenge.referee import Outcome, challenge
+from archlab.search.challenge.rules import Rules
+from archlab.search.results.selection import loss
 from archlab.search.running.ending import EXIT_BUDGET
 from archlab.search.store.store import Store, StoreRefused
 from tests.search.study_files import SECTIONS, TINY_MODEL, write_study
@@ -35,6 +38,14 @@ def study_in(folder: Path, **sections: Any) -> Path:
 
 def held(folder: Path, challengers: dict[str, Any] = STREAM, rules: Rules = RULES, **sections: Any) -> Outcome:
     return challenge(study_in(folder, **sections), challengers, folder / "store", rules=rules, executor="inline")
+
+
+def seeds_of(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The seeds of each variant of a round."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        found.setdefault(row["variant"], []).append(row["seed"])
+    return found
 
 
 def trials_in(folder: Path) -> dict[str, tuple[str, int]]:
@@ -124,6 +135,70 @@ def test_verdicts_are_over_all_recipes_and_at_equal_parameters(tmp_path: Path) -
     with Store.open(tmp_path / "store", create=False) as store:
         record = store.study("gates.challenge-1")
     assert record["match"]["to"] == "baseline" and len(record["variants"]) == 4
+
+
+LADDER: dict[str, Any] = {
+    "faster": {"train.lr": 1e-3},
+    "slower": {"train.lr": 1e-6},
+    "fastest": {"train.lr": 1e-2},
+    "stopped": {"train.lr": 1e-7},
+}
+TOGETHER = Rules(seeds=6, together=2)
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    folder = tmp_path_factory.mktemp("ladder")
+    return folder, held(folder, LADDER, TOGETHER)
+
+
+@pytest.mark.slow
+def test_what_is_lower_with_one_seed_is_confirmed_together_with_others(ladder: tuple[Path, Outcome]) -> None:
+    folder, found = ladder
+    assert [(each.name, each.against, each.verdict, each.parts) for each in found.ledger.entries] == [
+        ("faster", "baseline", "lower", []),
+        ("slower", "faster", "not lower", []),
+        ("fastest", "faster", "lower", []),
+        ("together 1", "baseline", "better", ["faster", "fastest"]),
+        ("stopped", "together 1", "not lower", []),
+    ]
+    assert found.ledger.champion == "together 1" and found.ledger.candidate == []
+    *_, confirmed, _ = found.ledger.entries
+    with Store.open(folder / "store", create=False) as store:
+        rows = store.study_trials("gates.challenge-4")
+    seeds = {row["seed"] for row in rows if row["variant"] == "baseline"}
+    assert seeds == {*range(confirmed.seeds + 1)}  # the first seed has chosen, and does not count
+    assert confirmed.trials == 2 * confirmed.seeds  # what the first seed has trained is there
+    losses = {name: [loss(row, "validation") for row in rows if row["variant"] == name] for name in seeds_of(rows)}
+    apart = [ours - theirs for ours, theirs in zip(losses["together 1"], losses["baseline"], strict=True)]
+    assert confirmed.difference == pytest.approx(sum(apart[1:]) / confirmed.seeds)
+    levels = [each.level for each in found.ledger.entries]
+    assert levels[0] == levels[3] > levels[4]  # a look with one seed takes no part of the chance of error
+
+
+@pytest.mark.slow
+def test_a_candidate_outlives_the_call_and_the_budget(ladder: tuple[Path, Outcome], tmp_path: Path) -> None:
+    first = held(tmp_path, dict([*LADDER.items()][:2]), TOGETHER).ledger
+    assert [each.name for each in first.candidate] == ["faster"] and first.champion == "baseline"
+    cut = held(tmp_path, LADDER, replace(TOGETHER, trials=4))  # all looks with one seed, and not what confirms
+    assert cut.summary is not None and cut.summary.exit_code == EXIT_BUDGET
+    assert [each.name for each in cut.ledger.candidate] == ["faster", "fastest"]
+    whole = held(tmp_path, LADDER, TOGETHER).ledger
+    assert [(e.name, e.verdict, e.seeds, e.difference, e.test) for e in whole.entries] == [
+        (e.name, e.verdict, e.seeds, e.difference, e.test) for e in ladder[1].ledger.entries
+    ]
+    assert {attempt for _, attempt in trials_in(tmp_path).values()} == {1}
+
+
+@pytest.mark.slow
+def test_a_candidate_is_confirmed_when_it_is_asked_for_and_again_is_no_new_part(tmp_path: Path) -> None:
+    held(tmp_path, {"faster": {"train.lr": 1e-3}}, TOGETHER)
+    again = held(tmp_path, {"faster": {"train.lr": 1e-3}}, replace(TOGETHER, again=True)).ledger
+    assert len(again.entries) == 1
+    found = held(tmp_path, {}, replace(TOGETHER, confirm=True)).ledger
+    assert (found.champion, found.entries[-1].parts) == ("together 1", ["faster"])
+    with pytest.raises(SpecError, match="is the name of a champion"):
+        held(tmp_path, {"together 1": {"train.lr": 1e-2}}, TOGETHER)
 
 
 def test_a_challenger_without_a_loss_is_never_kept(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""What is known of a stream of challengers before the next one is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.challenge.budget import Allowance
+from archlab.search.challenge.changes import composed, patch_of, plain
+from archlab.search.challenge.ledger import KEPT, Entry, Ledger, recall
+from archlab.search.challenge.rounds import Round, first_of
+from archlab.search.challenge.rules import FEWEST, Rules
+from archlab.search.statistics.online import level
+from archlab.search.store.store import Store
+from archlab.search.study.study import Study
+from archlab.search.variants.patches import Patch
+
+
+class Standing:
+    """The ledger of a study as it is now, and what a challenger would meet. `at_once` is how many trials run side by
+    side at most, None where that is not known."""
+
+    def __init__(
+        self,
+        study: Study,
+        store: Store,
+        rules: Rules,
+        at_once: int | None = None,
+    ) -> None:
+        self.study, self.store, self.rules = study, store, rules
+        self.first = first_of(study)
+        alone = Round.of(study, store, "ledger", {self.first: study.variants[self.first]}, FEWEST)
+        self.ledger: Ledger = recall(store, study.study, self.first, alone.identity(self.first))
+        self.patches = {self.first: study.variants[self.first]}
+        for entry in self.ledger.kept:
+            self.patches[entry.name] = composed(self.patches[self.champion], patch_in(entry))
+        self.allowance = Allowance(rules.limits, store, study.study, study.resources, at_once)
+
+    @property
+    def champion(self) -> str:
+        """The newest of the champions."""
+        return [*self.patches][-1]
+
+    @property
+    def candidate(self) -> dict[str, Patch]:
+        """What is to be confirmed together, each on top of those before it; empty where none is."""
+        found, patch = dict[str, Patch](), self.patches[self.champion]
+        for entry in self.ledger.candidate:
+            patch = found[entry.name] = composed(patch, patch_in(entry))
+        return found
+
+    @property
+    def opponent(self) -> tuple[str, Patch]:
+        """Whom the next challenger meets: the champion, or the last of the candidate's parts."""
+        parts = self.candidate if self.rules.together > 1 else {}
+        return [*self.patches.items(), *parts.items()][-1]
+
+    @property
+    def level(self) -> float:
+        """The chance of error that keeping the next challenger may take."""
+        return level(self.ledger.tests + 1, len(self.ledger.kept), self.rules.false_keeps)
+
+    def known(self, patch: Patch) -> Entry | None:
+        """The newest entry of the same changes: what was tried is not tried again, unless it is wanted against another
+        champion than it met."""
+        found = self.ledger.tried(plain(patch))
+        if found is None or not self.rules.again or found.verdict == KEPT or found in self.ledger.candidate:
+            return found
+        return found if found.against == self.opponent[0] else None
+
+    def check(self, patches: Mapping[str, Patch]) -> None:
+        """Raises SpecError with everything that is wrong with any challenger, while the champion stays who it is."""
+        problems: list[Problem] = []
+        for name, patch in patches.items():
+            if self.known(patch):
+                continue
+            try:
+                self.round(name, patch, FEWEST)
+            except SpecError as error:
+                problems += error.problems
+        if problems:
+            raise SpecError(problems)
+
+    def round(self, name: str, patch: Patch, seeds: int, against: tuple[str, Patch] | None = None) -> Round:
+        """The next round, with this challenger. Raises SpecError."""
+        if name in self.patches or name in self.candidate:
+            raise SpecError.of(f"challengers.{name}", "is the name of a champion; call the challenger otherwise")
+        opponent, before = against or self.opponent
+        rows = {self.first: self.patches[self.first], opponent: before, name: composed(before, patch)}
+        return Round.of(self.study, self.store, str(len(self.ledger.entries) + 1), rows, seeds)
+
+    def alone(self) -> Round:
+        """Whom the next challenger meets beside the baseline, without a challenger."""
+        name, patch = self.opponent
+        return Round.of(self.study, self.store, "ledger", {self.first: self.patches[self.first], name: patch}, FEWEST)
+
+
+def patch_in(entry: Entry) -> Patch:
+    """What an entry of the ledger changes."""
+    return patch_of(entry.changes, f"ledger.{entry.number}")
