@@ -2,10 +2,12 @@
 
     python benchmarks/search_table.py --store tables       # trains what is missing; some hours of one core
     python benchmarks/search_table.py --store tables --write benchmarks/results/search-table.json
+    python benchmarks/search_table.py --store others --begin benchmarks/results/search-table.json   # on another machine
 
 386 models (432 points of the space, of which some are the same model), each at two lengths and with two seeds: 1544
 trials of one plain study. A line of the table has the points of a model by their places on the axes. For each length it
-has the validation losses in nats/token, and the core-seconds to train and evaluate a trial, the mean of its seeds.
+has the validation losses in nats/token, and the core-seconds to train and evaluate a trial, the mean of its seeds. A
+table may be written while trials are missing, and another store goes on from it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,6 +42,7 @@ MOST = 10_000  # points of a space that is trained as a whole
 NAME = "search-table-whole"
 
 Point = dict[str, Any]  # a value for each axis
+Table = dict[str, dict[str, Any]]  # what is known of a model, by its points as JSON
 
 
 def axes_of(space: Space) -> dict[str, list[Any]]:
@@ -76,13 +80,16 @@ def names(models: dict[str, list[Point]]) -> list[str]:
     return ["baseline", *(f"model {index}" for index in range(1, len(models)))]
 
 
-def whole(study: Study, models: dict[str, list[Point]]) -> dict[str, Any]:
-    """The study of all models."""
+def whole(study: Study, models: dict[str, list[Point]], begun: Table) -> dict[str, Any]:
+    """The study of all models that a table lacks a length of."""
     assert isinstance(study.space, Space)
     written = yaml.safe_load(STUDY.read_text())
     for name in ("search", "space", "study", "question"):
         written.pop(name)
-    variants = {name: patch(study.space, each[0]) for name, each in zip(names(models), models.values(), strict=True)}
+    places = [*map(places_of(study.space), models.values())]
+    left = [not LENGTHS.keys() <= begun.get(json.dumps(place), {}).keys() for place in places]
+    named = zip(names(models), models.values(), left, strict=True)
+    variants = {name: patch(study.space, each[0]) for name, each, missing in named if missing}
     recipes = {name: {"tokens": tokens} for name, tokens in LENGTHS.items()}
     return {
         **written,
@@ -94,8 +101,20 @@ def whole(study: Study, models: dict[str, list[Point]]) -> dict[str, Any]:
     }
 
 
-def table(study: Study, models: dict[str, list[Point]], root: Path) -> str:
-    """What was trained, as JSON of a line for each model. Raises SystemExit while trials are missing."""
+def places_of(space: Space) -> Callable[[list[Point]], list[list[int]]]:
+    """The points of a model by their places on the axes."""
+    axes = {path: list(axis.values) for path, axis in space.axes.items() if isinstance(axis, Choice)}
+    return lambda points: [[axes[path].index(value) for path, value in point.items()] for point in points]
+
+
+def read(file: Path | None) -> Table:
+    """What a table has of each model, by its points."""
+    models = json.loads(file.read_text())["models"] if file else []
+    return {json.dumps(model.pop("points")): model for model in models}
+
+
+def table(study: Study, models: dict[str, list[Point]], root: Path, begun: Table) -> str:
+    """What was trained, as JSON of a line for each model, and what a table had before."""
     assert isinstance(study.space, Space)
     axes = axes_of(study.space)
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -103,18 +122,20 @@ def table(study: Study, models: dict[str, list[Point]], root: Path) -> str:
         for row in store.study_trials(NAME):
             if loss(row, "validation") is not None:
                 found[row["variant"], row["seed"]] = row
-    lines = []
-    for name, each in zip(names(models), models.values(), strict=True):
-        line: dict[str, Any] = {"points": [[axes[path].index(value) for path, value in at.items()] for at in each]}
+    lines, missing = [], 0
+    for name, places in zip(names(models), map(places_of(study.space), models.values()), strict=True):
+        line: dict[str, Any] = {"points": places, **begun.get(json.dumps(places), {})}
         for length in LENGTHS:
             rows = [found.get((f"{name} [recipe={length}]", seed)) for seed in range(SEEDS)]
             if None in rows:
-                raise SystemExit(f"{name} was not trained for the {length} length with all seeds: run without --write")
+                missing += length not in line
+                continue
             line[length] = [round(loss(row, "validation") or 0.0, 5) for row in rows if row]
             times = [row["result"]["train_s"] + row["result"]["evaluate_s"] for row in rows if row]
             line[f"{length}_s"] = round(fmean(times), 2)
         lines.append(json.dumps(line))
-    head = {"axes": axes, "tokens": LENGTHS, "cpu": rows[0]["result"]["fingerprint"]["cpu"] if rows[0] else ""}
+    print(f"{missing} of {len(LENGTHS) * len(models)} lengths of models are missing" if missing else "whole")
+    head = {"axes": axes, "tokens": LENGTHS}
     return json.dumps(head)[:-1] + ', "models": [\n' + ",\n".join(lines) + "\n]}"
 
 
@@ -123,15 +144,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, type=Path, help="where trials are kept")
     parser.add_argument("--write", type=Path, help="the table; without it what is missing is trained")
+    parser.add_argument("--begin", type=Path, help="a table of which nothing is trained again")
     given = parser.parse_args()
     study = load_study(STUDY)
     models = distinct(study, given.store)
     print(len(models), "models,", sum(map(len, models.values())), "points", flush=True)
-    asked = whole(study, models)
+    begun = read(given.begin)
     if given.write:
-        given.write.write_text(table(study, models, given.store) + "\n")
+        given.write.write_text(table(study, models, given.store, begun) + "\n")
     else:
-        archlab.run(load_study(asked), store=given.store)
+        archlab.run(load_study(whole(study, models, begun)), store=given.store)
 
 
 if __name__ == "__main__":

@@ -195,10 +195,11 @@ def chosen(op: Op, case: Case, device: Device, dtype: torch.dtype) -> str:
     return next((n for n, i in op.implementations.items() if choice.reason.startswith(i.why)), "reference")
 
 
-def workloads(device: Device) -> Iterator[tuple[Op, Case]]:
-    """Each op at sizes of a training step: on a card those of a 1B model, on a CPU those of a model of a million."""
+def workloads(device: Device, tokens: int | None = None) -> Iterator[tuple[Op, Case]]:
+    """Each op at sizes of a training step: on a card those of a 1B model, on a CPU those of a model of a million.
+    `tokens` is the length of a sequence in place of theirs."""
     large = device.kind == "cuda"
-    batch, time_, heads, width = (4, 4096, 16, 128) if large else (4, 512, 4, 32)
+    batch, time_, heads, width = (4, tokens or 4096, 16, 128) if large else (4, tokens or 512, 4, 32)
     for name, cases in _sizes(batch, time_, heads, width, 32_000 if large else 4_096).items():
         if name in OPS:
             yield from ((OPS[name], case) for case in cases)

@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 
+CARD_TILES = "ARCHLAB_CARD_TILES"
+
 
 def active() -> bool:
     """Whether Triton's kernels run in its interpreter in this process, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def small_tiles() -> bool:
+    """Whether kernels take tiles that suit small tests: in the interpreter, but where they are counted as on a card."""
+    return active() and os.environ.get(CARD_TILES) != "1"
 
 
 def apply() -> None:

@@ -26,7 +26,7 @@ def tile(
     wide = max(width, value_width)
     key = {"D": wide, "bits": bits, "listed": listed, "learned": learned, "crowded": crowded}
     own = max(wide, 64)
-    if interpret.active():
+    if interpret.small_tiles():
         queries, keys, warps, stages = 32, 32, 4, 1
     elif bits == 32:
         queries, keys, warps, stages = _FLOAT32[kind][own]

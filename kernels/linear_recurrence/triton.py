@@ -26,7 +26,7 @@ UNKNOWN_CARD = 132  # programs that fill a card that is not there: an H100's mul
 def _chunk(operands: torch.dtype) -> int:
     """Tokens of a chunk: 64 rows are the least that Hopper multiplies at its full rate; others keep fewer in registers,
     and float32, whose products have no tensor cores, fewest."""
-    if operands == torch.float32 and not interpret.active():
+    if operands == torch.float32 and not interpret.small_tiles():
         return 16
     return 64 if generation() >= 90 else 32
 

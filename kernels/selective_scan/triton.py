@@ -25,8 +25,8 @@ from archlab.kernels.selective_scan import torch_ops
 from archlab.kernels.selective_scan.reference import STATES, checked
 
 interpret.apply()
-CHUNK = 8 if interpret.active() else torch_ops.CHUNK
-GROUP = 4 if interpret.active() else 2  # tokens at a time, as many as registers hold
+CHUNK = 8 if interpret.small_tiles() else torch_ops.CHUNK
+GROUP = 4 if interpret.small_tiles() else 2  # tokens at a time, as many as registers hold
 WIDEST = STATES[0]  # numbers in the state of a channel
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 

@@ -25,7 +25,7 @@ from archlab.kernels.wkv4.reference import EMPTY, checked
 
 interpret.apply()
 NOTHING = tl.constexpr(EMPTY)
-GROUP = 4 if interpret.active() else 16  # tokens between two states that are kept
+GROUP = 4 if interpret.small_tiles() else 16  # tokens between two states that are kept
 
 
 @triton.jit

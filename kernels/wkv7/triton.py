@@ -23,7 +23,7 @@ from archlab.kernels.wkv7.reference import checked
 
 def chunk_of(operands: torch.dtype) -> int:
     """Tokens of a chunk. 64 are too many on every card: gradients of four kinds of pairs do not fit into registers."""
-    return 16 if operands == torch.float32 and not interpret.active() else 32
+    return 16 if operands == torch.float32 and not interpret.small_tiles() else 32
 
 
 def _tile(kernel: str, keys: int, values: int, chunk: int) -> dict[str, Any]:
