@@ -36,9 +36,8 @@ from archlab.arch_dsl import resolve
 from archlab.search.sections.search.known_points import known_points
 from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.proposer import Ending, Proposer
-from archlab.search.sections.search.samplers import EffectsSampler, Sampler
+from archlab.search.sections.search.samplers import Sampler
 from archlab.search.sections.search.space import Space
-from archlab.search.statistics.effects import fitted
 from archlab.search.study.changes import value_at
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
@@ -106,10 +105,9 @@ class Search:
 
     def __init__(self, table: Table, name: str, length: str, repeat: int) -> None:
         self.table, self.length, self.seed, self.spent = table, length, repeat % 2, 0.0
-        sampler = Sampler.members[name.removesuffix(ZOO)]()
+        self.sampler = Sampler.members[name.removesuffix(ZOO)]()
         starts = table.known if name.endswith(ZOO) else ()
-        self.proposer = Proposer(None, "benchmark", table.space, sampler, repeat, starts=starts)
-        self.by_model = isinstance(sampler, EffectsSampler)
+        self.proposer = Proposer(None, "benchmark", table.space, self.sampler, repeat, starts=starts)
         self.losses: dict[int, float] = {}
         self.values: dict[int, dict[str, Any]] = {}
 
@@ -125,13 +123,11 @@ class Search:
         return model
 
     def ranked(self) -> list[int]:
-        """The models so far, the best first: by their losses, or as the sampler's model has them."""
-        losses = list(self.losses.values())
-        if self.by_model:
-            points = Points(self.table.space, {})
-            places = points.places([self.values[model] for model in self.losses])
-            losses = fitted(places, np.array(losses), points.numeric).at(places)[0].tolist()
-        return [model for _, model in sorted(zip(losses, self.losses, strict=True))]
+        """The models so far, the best first, as the sampler sees them."""
+        points, models = Points(self.table.space, {}), dict(enumerate(self.losses))
+        losses = {number: self.losses[model] for number, model in models.items()}
+        values = {number: self.values[model] for number, model in models.items()}
+        return [models[number] for number in self.sampler.ranked(points, values, losses)]
 
 
 @dataclass

@@ -31,6 +31,7 @@ DECISION = "promotion"  # how the names of a study's decisions about its rungs b
 _NAMED = 12  # trials that a sentence lists
 
 Decide = Callable[[str, Callable[[], list[int]]], list[int]]  # a name, and what computes it the first time
+Rank = Callable[[Mapping[int, float]], list[int]]  # numbers with losses, the best first
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,12 @@ def climb(
     candidates: Mapping[int, Sequence[Variant]] | None,
     trials: Iterable[Mapping[str, Any]],
     decide: Decide,
+    rank: Rank,
 ) -> tuple[list[Row], list[Standing]]:
     """The trials that the rungs want by now beside the search's own, and how far those rungs have come that began.
 
     `candidates` has the proposals that the search completed, by number, as each rung trains them; None while it goes
-    on. `trials` are the study's rows. Equal proposals count once.
+    on. `trials` are the study's rows. Equal proposals count once. `rank` says who is best at the first rung.
     """
     first, done = rungs[0], {row["key"]: row for row in trials}
     rows, found = first.rows(first.baseline), list[Standing]()
@@ -149,7 +151,8 @@ def climb(
             return rows, [*found, Standing(rung, entered, None)]
         keys = [[number, *(row.trial.key for row in mine)] for number, mine in each.items()]
         digest = hashlib.sha256(canonical_json([rung.keep, keys]).encode()).hexdigest()[:16]
-        left = decide(f"{DECISION} {rung.number} {digest}", partial(_best, done, each, rung.keep))
+        ranks = rank if rung is first else by_loss
+        left = decide(f"{DECISION} {rung.number} {digest}", partial(_best, done, each, rung.keep, ranks))
         found.append(Standing(rung, entered, tuple(left)))
         if not left:
             break
@@ -160,12 +163,17 @@ def _ended(done: Mapping[str, Mapping[str, Any]], row: Row) -> bool:
     return row.trial.key in done and done[row.trial.key]["state"] in TERMINAL
 
 
-def _best(done: Mapping[str, Mapping[str, Any]], each: Mapping[int, list[Row]], keep: int) -> list[int]:
-    """The numbers with the lowest mean validation loss; what has a seed without one goes no further."""
+def _best(done: Mapping[str, Mapping[str, Any]], each: Mapping[int, list[Row]], keep: int, rank: Rank) -> list[int]:
+    """The best numbers by their mean validation loss; what has a seed without one goes no further."""
     means = {
         number: _mean(loss(dict(done[row.trial.key]), "validation") for row in mine) for number, mine in each.items()
     }
-    return sorted((n for n, mean in means.items() if math.isfinite(mean)), key=lambda n: (means[n], n))[:keep]
+    return rank({number: mean for number, mean in means.items() if math.isfinite(mean)})[:keep]
+
+
+def by_loss(losses: Mapping[int, float]) -> list[int]:
+    """The numbers, the lowest loss first."""
+    return sorted(losses, key=lambda number: (losses[number], number))
 
 
 def _mean(losses: Iterable[float | None]) -> float:

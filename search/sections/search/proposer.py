@@ -147,6 +147,10 @@ class Proposer:
             if self._copy:
                 self._copy.bring_up(self._live, self._endings)
 
+    def ranked(self, losses: Mapping[int, float]) -> list[int]:
+        """The numbers of proposals with these losses, the best first, as the sampler sees them."""
+        return self._sampler.ranked(self._points, self.proposals(), losses)
+
     def proposals(self) -> dict[int, dict[str, Any]]:
         """Every proposal so far by its number, told or not."""
         order = [path for path, _ in self._space.ordered()]

@@ -21,7 +21,7 @@ from archlab.search.sections.search.frames import excess, measured, told
 from archlab.search.sections.search.judged import Judged
 from archlab.search.sections.search.known_points import decided
 from archlab.search.sections.search.optuna_values import importances
-from archlab.search.sections.search.promotion import Standing, climb, promoting_of
+from archlab.search.sections.search.promotion import DECISION, Standing, climb, promoting_of
 from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
 from archlab.search.sections.search.samplers import FOUND, EffectsSampler, Goals
 from archlab.search.sections.search.space import Space, component_of
@@ -285,7 +285,8 @@ class Seeker:
     def _promote(self, done: dict[int, dict[str, Any]] | None, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials of the rungs by now, given the proposals once all have ended; the last ones become variants."""
         candidates = None if done is None else {number: self.judged[number].scaled for number in self._complete(done)}
-        rows, standing = climb(self.rungs, candidates, trials, partial(self.store.decide, self.plan.study.study))
+        decide = partial(self.store.decide, self.plan.study.study)
+        rows, standing = climb(self.rungs, candidates, trials, decide, self.proposer.ranked)
         before = [(each.entered, each.chosen) for each in self.standing]
         if [(each.entered, each.chosen) for each in standing] != before:
             known = sum(each.chosen is not None for each in self.standing)
@@ -300,10 +301,15 @@ class Seeker:
         return rows
 
     def _spanning(self, points: dict[int, tuple[float, ...]]) -> list[int]:
-        """The best proposals: with one goal that is the one with the lowest validation loss, with several those of the
-        Pareto front that span most of it."""
+        """The best proposals: with one goal that is the first in the sampler's order, with several those of the Pareto
+        front that span most of it."""
         if not points:
             return []
+        if len(self.search.minimize) == 1:
+            losses = {number: value for number, (value,) in points.items()}
+            digest = hashlib.sha256(canonical_json(sorted(losses.items())).encode()).hexdigest()[:16]
+            decide = partial(self.store.decide, self.plan.study.study, f"{DECISION} found {digest}")
+            return [*decide(lambda: self.proposer.ranked(losses)[:1])]
         numbers, places = list(points), list(points.values())
         reference = tuple(max(column) for column in zip(*places, strict=True))
         best = [numbers[index] for index in spanning(places, reference, self.search.found)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, fields_of
 from archlab.search.sections.search.axes import Choice
-from archlab.search.sections.search.by_effects import Told, propose
+from archlab.search.sections.search.by_effects import Told, propose, ranked
 from archlab.search.sections.search.points import Points, Values
 from archlab.search.sections.search.promotion_spec import Promotion
 from archlab.search.sections.search.space import Space
@@ -56,6 +56,10 @@ class Sampler(Family):
         """The values of the next proposal, of a sampler of ours; None where Optuna's draws them."""
         return None
 
+    def ranked(self, points: Points, values: Mapping[int, Values], losses: Mapping[int, float]) -> list[int]:
+        """The numbers of trials with these values and losses, the best first."""
+        return sorted(losses, key=lambda number: (losses[number], number))
+
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
         """Why it cannot search this space for so many goals in so many trials; None if it can."""
         return None
@@ -77,7 +81,8 @@ class EffectsSampler(RandomSampler):
     additive kernel (arXiv:1112.4394) and noise.
 
     It begins with the base and with what published models have of the space, `known` of them at most, and with
-    `startup` random proposals. It proposes no point twice.
+    `startup` random proposals. It proposes no point twice. The best trial is the one that the model
+    believes to be best.
     """
 
     known: Count = 8
@@ -85,6 +90,9 @@ class EffectsSampler(RandomSampler):
 
     def proposal(self, points: Points, history: Sequence[Told], starts: Sequence[Values], seed: int) -> Any:
         return propose(points, history, starts, self.startup, np.random.default_rng(seed))
+
+    def ranked(self, points: Points, values: Mapping[int, Values], losses: Mapping[int, float]) -> list[int]:
+        return ranked(points, values, losses)
 
 
 @Sampler.register("tpe")

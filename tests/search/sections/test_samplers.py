@@ -14,6 +14,7 @@ import pytest
 
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import read_text
+from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import (
     CmaEsSampler,
@@ -175,6 +176,23 @@ def test_samplers_learn_from_what_was_refused(sampler: Sampler) -> None:
     found = [refused(seed) for seed in range(seeds)]
     early, late = (sum(sum(row[part]) for row in found) for part in (slice(0, 8), slice(trials - 8, trials)))
     assert early > 4 * seeds and late < 0.8 * early
+
+
+def test_effects_believe_no_lucky_loss() -> None:
+    text = "".join(f"{name}: {{choice: [0, 1, 2]}}\n" for name in "abc")
+    space = parse(Space, read_text(text, "s.yaml"), "space")
+    truth = {(a, b, c): 0.1 * a + 0.05 * b + 0.02 * c for a in range(3) for b in range(3) for c in range(3)}
+
+    def loss(values: Values) -> float:
+        point = values["a"], values["b"], values["c"]
+        return truth[point] - (0.3 if point == (2, 1, 1) else 0.0)  # the luckiest of all, and far from the best
+
+    proposer = Proposer(None, "s", space, EFFECTS, 0)
+    found = searched(proposer, 27, lambda values: complete(loss(values)))  # the whole space, as none comes twice
+    losses = {number: ending.known[0] for number, (_, ending) in enumerate(found)}
+    assert found[min(losses, key=losses.__getitem__)][0] == {"a": 2, "b": 1, "c": 1}
+    assert found[proposer.ranked(losses)[0]][0] == {"a": 0, "b": 0, "c": 0}
+    assert RandomSampler().ranked(Points(space, {}), {}, losses)[0] == min(losses, key=losses.__getitem__)
 
 
 def test_effects_of_axes_keep_to_a_constraint_that_most_of_the_space_breaks() -> None:
