@@ -1,6 +1,6 @@
 """What each Triton kernel reads, writes and computes at the size of a training step, and what follows for an H100.
 
-    python benchmarks/kernel_counts.py            # ten minutes; writes results/kernel_counts.json and the page's table
+    python benchmarks/kernel_counts.py            # a quarter of an hour; writes results/kernel_counts.json and the page
     python benchmarks/kernel_counts.py --op wkv7  # one op, printed only
     python benchmarks/kernel_counts.py --table    # docs/performance/kernels.md from the JSON, without counting
 
@@ -32,14 +32,14 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from archlab.kernels import Device, bench
-from archlab.kernels.interpret import CARD_TILES
+from archlab.kernels import Device, bench, interpret
 from archlab.kernels.launch import Build, compiling_for
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/kernel_counts.json", ROOT / "docs/performance/kernels.md"
 OPEN, CLOSE = "<!-- counts: written by `python benchmarks/kernel_counts.py` -->\n", "<!-- /counts -->\n"
 WALKS, SHORT = ("selective_scan", "wkv4"), 512  # ops whose programs walk through time, in the interpreter for hours
+MOSTLY_TORCH = "linear_cross_entropy"  # whose products are torch's
 CARD, PROGRAMS = Device("cuda", (9, 0)), 4
 # Of an H100 SXM: bytes, FLOPs of products by how they are computed, results of other arithmetic and of functions, each
 # per second. Memory, products and arithmetic are the datasheet's; the cache's is what is commonly measured.
@@ -53,12 +53,14 @@ RATES = {
     "elements": 33.5e12,
     "functions": 4.2e12,
 }
+LITTLE_LEFT = 0.9  # a share from which on a pass is not in the page
 PROCESSORS, LAUNCH_S = 132, 2e-6
 REGISTERS, SHARED_BYTES, THREADS, BLOCKS = 65_536, 228 * 1024, 2048, 32  # of a multiprocessor
 
 
 def count(only: str | None) -> list[dict[str, Any]]:
     """Counts the passes of all cases; in a process with the interpreter."""
+    interpret.counting = True
     from archlab.kernels.counts import counted
 
     rows: list[dict[str, Any]] = []
@@ -66,7 +68,7 @@ def count(only: str | None) -> list[dict[str, Any]]:
     for (op, case), (_, shorter) in zip(long, short, strict=True):
         case = shorter if op.name in WALKS else case
         name = next((name for name, each in op.implementations.items() if each.family == "triton"), None)
-        if name is None or only not in (None, op.name):
+        if name is None or op.name == MOSTLY_TORCH or only not in (None, op.name):
             continue
         tensors, fixed = bench.inputs(op, case, Device("cpu"), torch.bfloat16), case.fixed()
         with counted(PROGRAMS) as forward:
@@ -79,7 +81,8 @@ def count(only: str | None) -> list[dict[str, Any]]:
         least = {"forward": (op.bytes(**tensors, **fixed), flops), "backward": (2 * own + given, 2 * flops)}
         for turn, launches in (("forward", forward), ("backward", backward)):
             row = {"op": op.name, "case": case.name, "pass": turn, "least": least[turn]}
-            rows.append({**row, "launches": [said(launch) for launch in launches]})
+            if launches:
+                rows.append({**row, "launches": [said(launch) for launch in launches]})
         print(op.name, case.name, file=sys.stderr, flush=True)
     return rows
 
@@ -162,10 +165,10 @@ def modelled(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table, the smallest share first."""
+    """The page's table: the smallest share first, without those that leave little to gain."""
     head = ["op", "case", "pass", "launches", "MB", "of the least", "asked", "GFLOP in products", "registers", "warps"]
     lines = [[*head, "µs", "bound by", "share"], ["---"] * (len(head) + 3)]
-    for row in sorted(rows, key=lambda each: each["share"]):
+    for row in sorted((each for each in rows if each["share"] < LITTLE_LEFT), key=lambda each: each["share"]):
         registers = f"{row['registers']}" + (f", spills {row['spilled_bytes']} B" if row["spilled_bytes"] else "")
         cells = [
             row["op"],
@@ -199,9 +202,7 @@ def main() -> None:
         sys.stdout.buffer.write(pickle.dumps(count(given.op)))
         return None
     words = [sys.executable, __file__, "--count", *(["--op", given.op] if given.op else [])]
-    told = subprocess.run(
-        words, env={**os.environ, "TRITON_INTERPRET": "1", CARD_TILES: "1"}, stdout=subprocess.PIPE, check=True
-    )
+    told = subprocess.run(words, env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, check=True)
     rows = pickle.loads(told.stdout)
     for row in rows:
         row["launches"] = [{**each, **compiled(each)} for each in row["launches"]]

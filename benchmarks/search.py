@@ -67,10 +67,11 @@ class Table:
             for number, model in enumerate(said["models"])
             for point in model["points"]
         }
-        if any(length not in model for model in said["models"] for length in LENGTHS):
+        there = [length for length in LENGTHS if all(length in model for model in said["models"])]
+        if "full" not in there:
             raise SystemExit(f"{file} is not whole: benchmarks/search_table.py --begin {file} goes on with it")
-        self.losses = {length: np.array([model[length] for model in said["models"]]) for length in LENGTHS}
-        self.seconds = {length: smoothed(said, f"{length}_s") for length in LENGTHS}
+        self.losses = {length: np.array([model[length] for model in said["models"]]) for length in there}
+        self.seconds = {length: smoothed(said, f"{length}_s") for length in there}
         self.truth = self.losses["full"].mean(axis=1)
         self.best = {*np.argsort(self.truth)[: math.ceil(BEST * len(self.truth))].tolist()}
         self.budgets = [each * float(self.seconds["full"].mean()) for each in AFTER]

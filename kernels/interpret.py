@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-CARD_TILES = "ARCHLAB_CARD_TILES"
+counting = False  # set it before kernels are imported: they take the tiles that they have on a card
 
 
 def active() -> bool:
@@ -21,7 +21,7 @@ def active() -> bool:
 
 def small_tiles() -> bool:
     """Whether kernels take tiles that suit small tests: in the interpreter, but where they are counted as on a card."""
-    return active() and os.environ.get(CARD_TILES) != "1"
+    return active() and not counting
 
 
 def apply() -> None:
