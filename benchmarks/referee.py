@@ -191,17 +191,24 @@ def decided(night: Night, rows: list[list[float]], models: list[Model], champion
 
 
 def together(night: Night, several: int) -> Iterator[None]:
-    """The same, with candidates of several proposals that were lower with one seed, each on top of the one before."""
+    """The same, with candidates of several proposals that were lower with one seed, each on top of the one before; of
+    fewer at the end, when nothing is left to propose."""
     rows: list[list[float]] = [[]]
-    models, champion, tests = [night.champion], 0, 0
+    models, champion, tests, left = [night.champion], 0, 0, True
     best = [night.train(night.champion, SEEDS)]  # with the seed that chooses
-    while True:
+    while left:
         candidate, lowest, parts = night.champion, best[champion], 0
         while parts < several:
-            model = night.propose(candidate)
+            try:
+                model = night.propose(candidate)
+            except StopIteration:
+                left = False
+                break
             if (loss := night.train(model, SEEDS)) < lowest:
                 candidate, lowest, parts = model, loss, parts + 1
             yield
+        if not parts:
+            return
         tests += 1
         rows.append([])
         models.append(candidate)
