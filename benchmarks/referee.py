@@ -2,7 +2,7 @@
 
     python benchmarks/referee.py                     # 200 nights of 240 trials each
     python benchmarks/referee.py --noise 0.02
-    python benchmarks/referee.py --table             # proposals and losses of benchmarks/results/search-table.json
+    python benchmarks/referee.py --table --trials 80 # proposals and losses of benchmarks/results/search-table.json
 
 By itself a proposer makes random changes: one in five is better, by 0.01 nats and more, half are worse, the others do
 nothing. Of a gain a share is lost (0.3 on average), as changes do part of the same. The noise of a trial is that of the
@@ -17,7 +17,7 @@ seeds. Rules:
 * three seeds: the champion and each proposal at the same three seeds; what is lower on average is kept;
 * fixed level: `archlab challenge` with 5% for each proposal, whatever their number;
 * challenge: `archlab challenge` as it is: e-LOND's levels, at most 8 seeds, a margin of equivalence of a trial's noise;
-* together: `archlab challenge --together 8`: one seed each, on top of what was lower; eight of these are confirmed at
+* together: `archlab challenge --together 4`: one seed each, on top of what was lower; four of these are confirmed at
   once, with other seeds.
 
 Printed as JSON: for each rule the proposals and keeps of a night; the share of keeps that are false (no better than the
@@ -232,7 +232,7 @@ RULES: dict[str, Callable[[Night], Iterator[None]]] = {
     "three seeds": three_seeds,
     "fixed level": lambda night: refereed(night, lambda _number, _keeps: 0.05),
     "challenge": lambda night: refereed(night, lambda number, keeps: level(number, keeps, FALSE_KEEPS)),
-    "together": lambda night: together(night, 8),
+    "together": lambda night: together(night, 4),
 }
 
 

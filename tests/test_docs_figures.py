@@ -52,7 +52,10 @@ def published_by(paper: str) -> list[list[float]]:
 
 @cache
 def records_of(name: str) -> list[list[float]]:
-    """Those of a committed result."""
+    """Those of a committed result, or of the lines of a benchmark's."""
+    if name.endswith(".jsonl"):
+        lines = (ROOT / "benchmarks" / "results" / name).read_text("utf-8").splitlines()
+        return [*records_in([json.loads(line) for line in lines])]
     report = json.loads((ROOT / "studies" / "results" / f"{name}.json").read_text("utf-8"))
     told = {key: value for key, value in report.items() if key not in UNREAD}
     notes = [float(each.replace("−", "-")) for note in told["notes"] for each in said(note)]
@@ -79,9 +82,9 @@ def unsupported(text: str, records: list[list[float]]) -> list[str]:
 def sections(page: Path) -> Iterator[tuple[str, str, list[str]]]:
     """(heading, prose, results that it links to, or else the page) of each section."""
     text = page.read_text("utf-8")
-    linked = re.compile(r"results/([a-z0-9-]+)\.md")
+    linked = re.compile(r"results/([a-z0-9-]+)\.md|(?<=benchmarks/results/)([a-z0-9_-]+\.jsonl)")
     for part in re.split(r"^(?=## )", text, flags=re.MULTILINE):
-        names = linked.findall(part) or linked.findall(text)
+        names = ["".join(found) for found in linked.findall(part) or linked.findall(text)]
         prose = re.sub(r"```.*?```|\]\([^)]*\)|`[^`]*`|(?<=%) ± [\d.]+", "", part, flags=re.DOTALL)
         yield part.partition("\n")[0], prose, names
 

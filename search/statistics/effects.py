@@ -82,6 +82,19 @@ def fitted(places: Array, losses: Array, numeric: NDArray[np.bool_]) -> Effects:
     return Effects(places, numeric, axes, pairs, noise, factor, cho_solve((factor, True), told), center, scale)
 
 
+def unknown(places: Array, told: Array, numeric: NDArray[np.bool_]) -> Array:
+    """The variance of the loss at `places` `[points, axes]` that is left once it is known at `told`, whatever it is
+    there: `[points]`, with the variances that the priors expect."""
+    count = places.shape[1]
+    pairs = _PAIRS * count**2 / max(count * (count - 1) / 2, 1)
+    inside, across = (likeness(told, each, numeric) / count for each in (told, places))
+    cross = np.asarray(1.0 + across.sum(axis=0) + pairs * _pairs(across))
+    factor = cholesky(_covariance(inside, pairs, _NOISE), lower=True)
+    inner = solve_triangular(factor, cross, lower=True)
+    whole = 2.0 + pairs * _pairs(np.full((count, 1, 1), 1 / count)).item()
+    return np.asarray(whole - np.einsum("ij,ij->j", inner, inner))
+
+
 def _variances(alike: Array, told: Array) -> tuple[Array, float, float]:
     """The variances of axes, the weight of pairs and the variance of noise with the highest posterior density."""
     count = len(alike)

@@ -1,11 +1,13 @@
-"""Proposals by the effects of axes: what is known first, then where the loss is expected to improve most.
+"""Proposals by the effects of axes: what is known first, then where the loss is believed to be lowest.
 
-The losses so far are modelled as effects of axes and of their pairs, with noise (`search/statistics/effects.py`). A
-proposal has the highest expected improvement (Jones, Schonlau and Welch 1998, J. Global Optimization 13, eq. 15) on the
-lowest loss that the model believes in, which is not the lowest that luck has shown. No point is proposed twice while
-there are others. Several goals become one by a random weighting for each proposal (ParEGO: Knowles 2006, IEEE TEVC
-10(1), eq. 2). A constraint is modelled like a loss, and an improvement counts as far as it is likely to be kept to
-(Schonlau, Welch and Jones 1998, "Global versus local search in constrained optimization").
+The losses so far are modelled as effects of axes and of their pairs, with noise (`search/statistics/effects.py`). Two
+of three proposals have the lowest loss that the model believes in. The third one has the highest expected improvement
+(Jones, Schonlau and Welch 1998, J. Global Optimization 13, eq. 15) on the lowest loss that the model believes in, which
+is not the lowest that luck has shown; so have all where others are being trained, and with several goals or
+constraints. No point is proposed twice while there are others. Several goals become one by a random weighting for each
+proposal (ParEGO: Knowles 2006, IEEE TEVC 10(1), eq. 2). A constraint is modelled like a loss, and an improvement counts
+as far as it is likely to be kept to (Schonlau, Welch and Jones 1998, "Global versus local search in constrained
+optimization").
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import numpy as np
 from scipy.stats import norm
 
 from archlab.search.sections.search.points import Points, Values
-from archlab.search.statistics.effects import Array, Effects, fitted
+from archlab.search.statistics.effects import Array, Effects, fitted, unknown
 from archlab.search.utils.canonical import canonical_json
 
 _MOST = 4096  # points of a space that are all weighed
 _DRAWN = 1000  # points of a larger one that are
 _PARENTS = 16  # points whose neighbours are weighed
 _SUM = 0.05  # ParEGO's weight of the sum beside the largest
+_DOUBT = 3  # one of so many proposals is made by expected improvement, where the others go for the lowest loss
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ def propose(
     startup: int,
     generator: np.random.Generator,
 ) -> Any:
-    """The next proposal: the `starts` in their order, `startup` random ones, then by the model. None: all were tried,
-    or as good as all."""
+    """The next proposal: the `starts` in their order, `startup` of which these say least, then by the model. None: all
+    were tried, or as good as all."""
     tried = {canonical_json(told.values) for told in history}
     for start in starts:
         if canonical_json(start) not in tried:
@@ -56,19 +59,23 @@ def propose(
     losses = _one_goal([told.losses or () for told in done], generator)
     belief = _belief(points, [told.values for told in done], losses)
     if len(history) < len(starts) + startup or (belief is None and not limits):
-        return _untried(points, tried, generator)
+        return _least_known(points, [told.values for told in history], tried, generator)
     seen = belief.at(belief.places)[0] if belief else losses
     parents = [done[at].values for at in np.argsort(seen)[:_PARENTS]]
     candidates = [*_candidates(points, parents, tried, generator)]
     if not candidates:
         return None
+    generator.shuffle(candidates)  # of equal ones any
     score = np.zeros(len(candidates))
     if belief:
         waiting = [told.values for told in history if not told.ended]
         if waiting:  # as if each had ended as the model believes
             there = points.places(waiting)
             belief = fitted(np.vstack([belief.places, there]), np.append(losses, belief.at(there)[0]), points.numeric)
-        score = _improvement(belief, points.places(candidates), float(seen.min()))
+        there = points.places(candidates)
+        alone = not limits and not waiting and len(done[0].losses or ()) == 1
+        sure = alone and len(history) % _DOUBT > 0
+        score = -belief.at(there)[0] if sure else _improvement(belief, there, float(seen.min()))
     for name in limits:
         score += _kept_to(points, history, name, candidates)
     return candidates[int(np.argmax(score))]
@@ -136,7 +143,12 @@ def _candidates(
             yield point
 
 
-def _untried(points: Points, tried: set[str], generator: np.random.Generator) -> Any:
-    """A random point that was not tried, if one is soon found."""
-    drawn = (points.random(generator) for _ in range(100))
-    return next((point for point in drawn if canonical_json(point) not in tried), None)
+def _least_known(points: Points, told: Sequence[Values], tried: set[str], generator: np.random.Generator) -> Any:
+    """A point that was not tried and of whose loss the trials so far say least; None where all were tried."""
+    candidates = [*_candidates(points, told, tried, generator)]
+    if not candidates:
+        return None
+    generator.shuffle(candidates)
+    if not told:
+        return candidates[0]
+    return candidates[int(np.argmax(unknown(points.places(candidates), points.places(told), points.numeric)))]

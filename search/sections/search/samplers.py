@@ -77,16 +77,16 @@ class RandomSampler(Sampler):
 
 @Sampler.register("effects")
 class EffectsSampler(RandomSampler):
-    """Expected improvement by a model of what each axis and each pair of them is worth: a Gaussian process with an
-    additive kernel (arXiv:1112.4394) and noise.
+    """The lowest loss by a model of what each axis and each pair of them is worth, and in one of three proposals the
+    highest expected improvement: a Gaussian process with an additive kernel (arXiv:1112.4394) and noise.
 
     It begins with the base and with what published models have of the space, `known` of them at most, and with
-    `startup` random proposals. It proposes no point twice. The best trial is the one that the model
+    `startup` points of which these say least. It proposes no point twice. The best trial is the one that the model
     believes to be best.
     """
 
-    known: Count = 8
-    startup: Count = 4
+    known: Count = 2
+    startup: Count = 2
 
     def proposal(self, points: Points, history: Sequence[Told], starts: Sequence[Values], seed: int) -> Any:
         return propose(points, history, starts, self.startup, np.random.default_rng(seed))

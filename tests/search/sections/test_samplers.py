@@ -196,5 +196,9 @@ def test_effects_believe_no_lucky_loss() -> None:
 
 
 def test_effects_of_axes_keep_to_a_constraint_that_most_of_the_space_breaks() -> None:
-    found = [ending for seed in (0, 1) for _, ending in searched(fresh(EFFECTS, seed, worst=5.0), 16, narrow)[4:]]
-    assert sum(ending.state == "complete" for ending in found) >= 10, "of 24; of random ones it is a tenth"
+    found = [
+        ending
+        for seed in (0, 1)
+        for _, ending in searched(fresh(EffectsSampler(startup=4), seed, worst=5.0), 16, narrow)[4:]
+    ]
+    assert sum(ending.state == "complete" for ending in found) >= 7, "of 24; of random ones it is a tenth"
