@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from archlab.search.sections.search.promotion import RungPlan, climb, rung_seeds
+from archlab.search.sections.search.promotion import RungPlan, by_loss, climb, rung_seeds
 
 PROPOSALS = 40
 Way = tuple[list[tuple[int, int]], bool]  # (keep, seeds) of each rung, and whether each has seeds of its own
@@ -80,7 +80,7 @@ def search(way: Way, spread: float, noise: float, chance: random.Random) -> Outc
         {"key": f"{name} {seed}", "state": "complete", "result": {"validation": {"loss": 3 + value}}}
         for (name, seed), value in losses.items()
     ]
-    _, standing = climb(plans, candidates, trials, lambda _, compute: compute())
+    _, standing = climb(plans, candidates, trials, lambda _, compute: compute(), by_loss)
     (winner,) = standing[-1].chosen or ()
     name, last = f"search-{winner}", plans[-1]
     believed = fmean(losses[name, seed] for seed in last.seeds)
