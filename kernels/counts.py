@@ -91,8 +91,8 @@ def counted(programs: int = 8) -> Iterator[list[Launch]]:
     interpret.apply()
     found: list[Launch] = []
     wrappers = {"create_masked_load": _load, "create_masked_store": _store, "create_dot": _product}
-    wrappers |= {"create_atomic_rmw": _atomic, **dict.fromkeys(("binary_op", "ternary_op"), _element)}
-    wrappers |= {"unary_op": _function}
+    wrappers |= {"create_atomic_rmw": _atomic, "unary_op": _results("functions")}
+    wrappers |= dict.fromkeys(("binary_op", "ternary_op"), _results("elements"))
     kept = {name: getattr(InterpreterBuilder, name) for name in wrappers}
     call = GridExecutor.__call__
     for name, wrapper in wrappers.items():
@@ -198,21 +198,16 @@ def _product(original: Any, found: list[Launch]) -> Any:
     return counted_product
 
 
-def _element(original: Any, found: list[Launch]) -> Any:
-    def counted_element(self: Any, *operands: Any) -> Any:
-        result = original(self, *operands)
-        if result.dtype.scalar.is_floating():
-            found[-1].elements += result.data.size
-        return result
+def _results(of: str) -> Any:
+    """Counts the floating-point numbers that an operation gives, under the name of a launch's field."""
 
-    return counted_element
+    def wrapper(original: Any, found: list[Launch]) -> Any:
+        def counted_results(self: Any, *operands: Any) -> Any:
+            result = original(self, *operands)
+            if result.dtype.scalar.is_floating():
+                setattr(found[-1], of, getattr(found[-1], of) + result.data.size)
+            return result
 
+        return counted_results
 
-def _function(original: Any, found: list[Launch]) -> Any:
-    def counted_function(self: Any, *operands: Any) -> Any:
-        result = original(self, *operands)
-        if result.dtype.scalar.is_floating():
-            found[-1].functions += result.data.size
-        return result
-
-    return counted_function
+    return wrapper
