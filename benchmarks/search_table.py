@@ -103,7 +103,7 @@ def whole(study: Study, models: dict[str, list[Point]], begun: Table) -> dict[st
 
 def places_of(space: Space) -> Callable[[list[Point]], list[list[int]]]:
     """The points of a model by their places on the axes."""
-    axes = {path: list(axis.values) for path, axis in space.axes.items() if isinstance(axis, Choice)}
+    axes = axes_of(space)
     return lambda points: [[axes[path].index(value) for path, value in point.items()] for point in points]
 
 

@@ -142,7 +142,7 @@ def _sampled(call: Any, found: list[Launch], programs: int) -> Any:
 def _like(function: Any, kernel: Any) -> FunctionType:
     """The function with the globals and the signature of a kernel, which the interpreter looks at."""
     made = FunctionType(function.__code__, kernel.__globals__, kernel.__name__, None, function.__closure__)
-    made.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
+    made.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]  # PEP 362; mypy knows no such field
     made.__annotations__ = kernel.__annotations__
     return made
 

@@ -134,9 +134,11 @@ def challenge(
     else:
         click.echo(as_text(page(found.ledger)).rstrip())
     undecided = [name for name, entry in found.entries.items() if entry is None]
-    if undecided and found.summary is not None:
-        click.echo(f"{found.summary.message}; not decided: {', '.join(undecided)}", err=True)
-        leave(found.summary.exit_code)
+    if found.stopped is not None:
+        left = undecided or [entry.name for entry in found.ledger.candidate]
+        told = "not decided" if undecided else "not confirmed"
+        click.echo(f"{found.stopped.message}; {told}: {', '.join(left)}", err=True)
+        leave(found.stopped.exit_code)
     leave(0)
 
 

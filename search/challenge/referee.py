@@ -46,11 +46,12 @@ from archlab.search.variants.patches import Patch
 @dataclass(frozen=True)
 class Outcome:
     """How a call ended: the ledger as it is now, the entries that these challengers have in it (None: not decided),
-    and how the last run of trials ended, None where nothing was to be run."""
+    how the last run of trials ended, None where nothing was to be run, and what stopped the call before its end."""
 
     ledger: Ledger
     entries: dict[str, Entry | None]
     summary: Summary | None = None
+    stopped: Summary | None = None
 
 
 def challenge(
@@ -138,7 +139,7 @@ class Referee(Standing):
                 self.tell(entry, entry.number <= self.before)
             self.confirm(1 if self.rules.confirm else self.rules.together)
         except _Stopped as stopped:
-            return Outcome(self.ledger, entries, stopped.summary)
+            return Outcome(self.ledger, entries, stopped.summary, stopped.summary)
         return Outcome(self.ledger, entries, self.summary)
 
     def confirm(self, parts: int) -> None:

@@ -42,6 +42,7 @@ def eager(model: nn.Module, recipe: Recipe, device: torch.device) -> Passes:
 
     def passes(tokens: Tensor, targets: Tensor, call: Call, times: Tensor, source_times: Tensor | None) -> Found:
         with autocast(device, recipe.precision):
+            # mypy takes whatever a module has for a tensor or a module
             whole: Tensor = model.loss(tokens, targets, call, z_loss=recipe.z_loss)  # type: ignore[operator]
         times = times.to(whole.dtype)
         loss = whole / times

@@ -181,8 +181,11 @@ def test_a_candidate_outlives_the_call_and_the_budget(ladder: tuple[Path, Outcom
     first = held(tmp_path, dict([*LADDER.items()][:2]), TOGETHER).ledger
     assert [each.name for each in first.candidate] == ["faster"] and first.champion == "baseline"
     cut = held(tmp_path, LADDER, replace(TOGETHER, trials=4))  # all looks with one seed, and not what confirms
-    assert cut.summary is not None and cut.summary.exit_code == EXIT_BUDGET
+    assert cut.stopped is not None and cut.stopped.exit_code == EXIT_BUDGET
     assert [each.name for each in cut.ledger.candidate] == ["faster", "fastest"]
+    words = ["challenge", str(tmp_path / "study.yaml"), "--store", str(tmp_path / "store"), "--inline"]
+    refused = CliRunner().invoke(main, [*words, "--together", "2", "--trials", "1"])
+    assert refused.exit_code == EXIT_BUDGET and "not confirmed: faster, fastest" in refused.stderr
     whole = held(tmp_path, LADDER, TOGETHER).ledger
     assert [(e.name, e.verdict, e.seeds, e.difference, e.test) for e in whole.entries] == [
         (e.name, e.verdict, e.seeds, e.difference, e.test) for e in ladder[1].ledger.entries
