@@ -296,13 +296,14 @@ PROPERTIES: dict[str, Property] = {
 
 
 def _apart(a: Tensor | None, b: Tensor | None, most: float) -> str:
-    """How far two results are apart, absolutely and relatively; '' within `most`."""
+    """How far two results are apart; '' within `most` of the largest value, or of 1 where all are smaller."""
     assert a is not None and b is not None
     if a.shape != b.shape:
         return f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
-    if torch.allclose(a, b, rtol=most, atol=most):
+    scale = max(1.0, b.abs().max().item())
+    if (apart := (a - b).abs().max().item()) <= most * scale:
         return ""
-    return f"results are {(a - b).abs().max().item():.2g} apart"
+    return f"results are {apart:.2g} apart" + (f", of at most {scale:.2g}" if scale > 1 else "")
 
 
 def _share(data: Any, types: tuple[str, ...]) -> None:

@@ -258,7 +258,10 @@ def test_tiny_gives_the_logits_of_an_independent_implementation(name: str):
             found = ours(tokens, Call(source_tokens=source))
         else:
             found, wanted = ours(tokens), theirs(tokens).logits
-    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+        exact = ours.double()(tokens, Call(source_tokens=source) if theirs.config.is_encoder_decoder else None)
+    rounding, scale = (found - exact).abs().max(), wanted.abs().max()  # of ours, which differs between processors
+    assert (found - wanted).abs().max() < 1e-5 * scale + rounding
+    assert rounding < 1e-4 * scale
 
 
 COMPUTED = {  # from the published dimensions by hand, in millions
