@@ -8,6 +8,7 @@ it, drawn anew, normal, as large as that of the table's seeds. Printed as JSON, 
 
 * reached: core-seconds until a model of the best 1% was trained at full length, or one within 0.001 nats/token of
   these; the mean over repeats with its 95% bootstrap interval, and the same as a share of random's;
+* proposal_ms: processor time of a proposal, the mean in milliseconds;
 * found, regret: after the core-seconds of 15, 30 and 60 full trials the share of searches that had trained one, and the
   loss of the model that they would return less the lowest one, in nats/token.
 
@@ -21,6 +22,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -113,10 +115,13 @@ class Search:
         self.proposer = Proposer(None, "benchmark", table.space, self.sampler, repeat, starts=starts)
         self.losses: dict[int, float] = {}
         self.values: dict[int, dict[str, Any]] = {}
+        self.proposing: list[float] = []
 
     def step(self) -> int:
         """Trains the next proposal; which model it is."""
+        before = time.process_time()
         number, values = self.proposer.ask()
+        self.proposing.append(time.process_time() - before)
         model = self.table.models[canonical_json(values)]
         if model not in self.losses:
             self.spent += float(self.table.seconds[self.length][model])
@@ -139,11 +144,13 @@ class Search:
 
 @dataclass
 class Found:
-    """One search: core-seconds at its first model of the best 1%; by budget whether it had one, and its regret."""
+    """One search: core-seconds at its first model of the best 1%; by budget whether it had one, and its regret; the
+    seconds that each proposal took."""
 
     reached: float
     found: list[bool]
     regrets: list[float]
+    proposing: list[float]
 
 
 def alone(table: Table, name: str, repeat: int) -> Found:
@@ -159,10 +166,11 @@ def alone(table: Table, name: str, repeat: int) -> Found:
         if model in table.best:
             reached = min(reached, search.spent)
         if len(regrets) == len(AFTER) and math.isfinite(reached):
-            return Found(reached, found, regrets)
+            return Found(reached, found, regrets, search.proposing)
     missing = len(AFTER) - len(regrets)
     left = table.regret(search.ranked()[0])
-    return Found(search.spent, [*found, *[math.isfinite(reached)] * missing], [*regrets, *[left] * missing])
+    found += [math.isfinite(reached)] * missing
+    return Found(search.spent, found, [*regrets, *[left] * missing], search.proposing)
 
 
 def _near(search: Search, budget: int) -> bool:
@@ -172,13 +180,14 @@ def _near(search: Search, budget: int) -> bool:
 
 def rungs(table: Table, name: str, repeat: int) -> Found:
     """Half of each budget for proposals at the shorter length, half for the best of them at the full one."""
-    found, regrets = list[bool](), list[float]()
+    found, regrets, proposing = list[bool](), list[float](), list[float]()
     for budget in table.budgets:
         search = Search(table, name, "short", repeat)
         for _ in range(MOST):
             if search.spent >= budget / 2:
                 break
             search.step()
+        proposing += search.proposing
         spent, losses = search.spent, dict[int, float]()
         for model in search.ranked():
             if spent + table.seconds["full"][model] > budget:
@@ -187,7 +196,7 @@ def rungs(table: Table, name: str, repeat: int) -> Found:
             losses[model] = search.trained(model, "full")
         found.append(bool(table.best & losses.keys()))
         regrets.append(table.regret(min(losses, key=losses.__getitem__)))
-    return Found(math.nan, found, regrets)
+    return Found(math.nan, found, regrets, proposing)
 
 
 def interval(figure: Callable[[Any], float], repeats: int) -> list[float]:
@@ -218,6 +227,7 @@ def main() -> None:
                 line["of_random"] = round(float(reached.mean() / random.mean()), 3)
                 both = partial(lambda x, y, at: x[at].mean() / y[at].mean(), reached, random)
                 line["of_random_interval"] = interval(both, len(runs))
+        line["proposal_ms"] = round(1000 * float(np.mean([took for each in runs for took in each.proposing])), 1)
         line["found"] = np.array([each.found for each in runs]).mean(axis=0).round(3).tolist()
         regrets = np.array([each.regrets for each in runs])
         line["regret"] = regrets.mean(axis=0).round(4).tolist()

@@ -21,7 +21,7 @@ from archlab.search.sections.search.axes import Choice, Integers
 from archlab.search.sections.search.by_effects import Told
 from archlab.search.sections.search.optuna_values import categories, decoded, encoded
 from archlab.search.sections.search.points import Points
-from archlab.search.sections.search.samplers import Sampler, TpeSampler, seed_of
+from archlab.search.sections.search.samplers import EffectsSampler, Sampler, seed_of
 from archlab.search.sections.search.space import Space
 from archlab.search.trackers.database import open_optuna
 from archlab.search.utils.canonical import canonical_json
@@ -99,7 +99,7 @@ class Proposer:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._space, self._sampler, self._seed = space, sampler or TpeSampler(), seed
+        self._space, self._sampler, self._seed = space, sampler or EffectsSampler(), seed
         self._given, self._worst = dict(given or {}), worst
         missing = [
             Problem(f"space.{path}.when", f"'{asked}' has no value here and is no axis", axis.mark("when"))

@@ -276,7 +276,7 @@ class Limits(Spec):
 class Goals(Section):
     """What is proposed, and what for."""
 
-    sampler: Sampler = TpeSampler()
+    sampler: Sampler = EffectsSampler()
     trials: Count
     minimize: tuple[Goal, ...] = ("perplexity",)
     constraints: Limits = Limits()

@@ -57,7 +57,8 @@ def kept(folder: Path, study: str = "gates") -> list[optuna.trial.FrozenTrial]:
 
 def test_search_proposes_refuses_and_repeats_its_best(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    summary = run(searched(tmp_path, trials=12), store, executor="inline", track=False)
+    search = "search: {trials: 12, seed: 3, sampler: tpe}"
+    summary = run(searched(tmp_path, search=search), store, executor="inline", track=False)
     assert summary.exit_code == 0, summary.message
     rows = rows_of(store)
     trials = kept(store)
@@ -177,7 +178,11 @@ def test_search_whose_database_is_deleted_goes_on_from_the_trial_table(tmp_path:
 
 def test_results_of_another_model_are_not_taken_for_those_of_a_proposal(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    one = {"trials": 1, "seeds": "seeds: 1", "space": "space:\n  block.ffn.width: {int: [16, 64], step: 16}"}
+    one = {
+        "search": "search: {trials: 1, sampler: random}",
+        "seeds": "seeds: 1",
+        "space": "space:\n  block.ffn.width: {int: [16, 64], step: 16}",
+    }
     assert run(searched(tmp_path, **one), store, executor="inline", track=False).exit_code == 0  # type: ignore[arg-type]
     old = {row["key"] for row in rows_of(store)}
     for path in store.glob("optuna.db*"):
