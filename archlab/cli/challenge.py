@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from archlab.search.challenge.ledger import Entry
     from archlab.search.planning.plan import Plan
 
+_SHOWN = 8  # names of what is left, at most
 
 SEEDS = click.option(
     "--seeds", type=click.IntRange(2, 100), default=8, show_default=True, help="Of a challenger, at most."
@@ -137,7 +138,8 @@ def challenge(
     if found.stopped is not None:
         left = undecided or [entry.name for entry in found.ledger.candidate]
         told = "not decided" if undecided else "not confirmed"
-        click.echo(f"{found.stopped.message}; {told}: {', '.join(left)}", err=True)
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        click.echo(f"{found.stopped.message}; {told}: {', '.join(left[:_SHOWN])}{more}", err=True)
         leave(found.stopped.exit_code)
     leave(0)
 

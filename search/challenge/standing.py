@@ -12,6 +12,7 @@ from archlab.search.challenge.rounds import Round, first_of
 from archlab.search.challenge.rules import FEWEST, Rules
 from archlab.search.statistics.online import level
 from archlab.search.store.store import Store
+from archlab.search.study.checks import no_name
 from archlab.search.study.study import Study
 from archlab.search.variants.patches import Patch
 
@@ -73,6 +74,10 @@ class Standing:
         problems: list[Problem] = []
         for name, patch in patches.items():
             if self.known(patch):
+                continue
+            if message := no_name(name):
+                mark = next((setting.mark for setting in patch.settings), None)
+                problems.append(Problem("challengers", message, mark))
                 continue
             try:
                 self.round(name, patch, FEWEST)

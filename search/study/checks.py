@@ -53,11 +53,17 @@ def _quoted(name: str) -> str:
     return f"'{name[:_QUOTED]}…' ({len(name)} characters)" if len(name) > _QUOTED else repr(name)
 
 
+def no_name(name: str) -> str:
+    """Why no variant can be called so; '' if one can."""
+    if _VARIANT.fullmatch(name) and len(name) <= 80 and name.isprintable():
+        return ""
+    return f"{_quoted(name)} is no variant name: 1 to 80 characters, words and single spaces, no brackets"
+
+
 def _check_names(study: Study) -> Iterator[Problem]:
     for name in study.variants:
         mark = study.mark(f"variants.{name}")
-        if not _VARIANT.fullmatch(name) or len(name) > 80 or not name.isprintable():
-            message = f"{_quoted(name)} is no variant name: 1 to 80 characters, words and single spaces, no brackets"
+        if message := no_name(name):
             yield Problem("variants", message, mark)
         elif study.search and _FOUND.fullmatch(name):
             yield Problem("variants", f"'{name}' is what a search calls its own; choose another name", mark)

@@ -217,7 +217,7 @@ def test_a_challenger_without_a_loss_is_never_kept(tmp_path: Path) -> None:
         ({"baseline": {"train.lr": 1e-2}}, {}, "is the name of a champion"),
         ({"x": {"train.context": 16}}, {}, "sees other batches than the champion"),
         ({"x": 5}, {}, "must be a mapping from paths to values or a list of components, found an integer"),
-        ({"x [y]": {"train.lr": 1e-2}}, {}, "is no variant name"),
+        ({"x [y]": {"train.lr": 1e-2}}, {}, r"challengers: 'x \[y\]' is no variant name"),
         ({"x": ["nobody"]}, {}, "challengers.x: 'nobody' is not a component"),
         ({"x": {"block.ffn.width": 8}}, {"match": "match: {parameters: baseline, by: block.ffn.width}"}, "would be"),
         ({"x": {"train.lr": 1e-2}}, {"grid": "grid: {train.lr: [1e-3, 1e-2]}"}, "crosses the challengers"),
