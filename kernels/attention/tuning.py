@@ -31,13 +31,20 @@ def tile(
     elif bits == 32:
         queries, keys, warps, stages = _FLOAT32[kind][own]
     else:
-        queries, keys, warps, stages = (_HOPPER if launch.generation() >= 90 else _OTHERS)[kind][own][crowded]
+        queries, keys, warps, stages = _table()[kind][own][crowded]
     if listed:
         queries, keys = min(queries, LIST), min(keys, LIST)
     if learned:
         queries = keys = LIST if launch.generation() >= 90 and bits < 32 else min(queries, keys, 32)
     chosen = {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
     return launch.tuned(f"attention_{kind}", key, chosen)
+
+
+def _table() -> dict[str, dict[int, tuple[Tile, Tile, Tile]]]:
+    capability = launch.capability()
+    if launch.generation() >= 90:
+        return _HOPPER if capability < 100 else _BLACKWELL
+    return _OTHERS if capability < 120 else _RTX_50
 
 
 # On sm_90 products of 64 rows or more, as its tensor cores need; others have less shared memory.
@@ -72,6 +79,14 @@ _OTHERS: dict[str, dict[int, tuple[Tile, Tile, Tile]]] = {
         256: ((64, 32, 8, 1), (64, 32, 8, 1), (64, 32, 8, 1)),
     },
 }
+# What spills on sm_100 with the tiles of sm_90, and on sm_120 with those of sm_89.
+_BLACKWELL = _HOPPER | {
+    "keys": {
+        64: ((32, 128, 8, 2), (32, 128, 8, 1), (32, 64, 8, 1)),
+        128: ((32, 128, 8, 1), (32, 64, 8, 1), (32, 64, 8, 1)),
+    }
+}
+_RTX_50 = _OTHERS | {"forward": _OTHERS["forward"] | {256: ((64, 16, 8, 1), (64, 16, 8, 1), (64, 16, 8, 1))}}
 _FLOAT32: dict[str, dict[int, Tile]] = {
     "forward": {64: (64, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)},
     "keys": {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)},
