@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KIND = "challenge"
 KEPT = "better"
+IMPOSSIBLE = "impossible"
 LOWER, NOT_LOWER = "lower", "not lower"  # with one seed, where several are confirmed together
 Losses = list[float | None]
 
@@ -38,7 +39,8 @@ class Entry:
     `changes` are a list of component names and mappings of paths, `against` the champion's name. `difference` is the
     mean paired validation loss in nats per token, `half_width` that of its interval at `level`; `test` the difference
     on the test set, which is looked at when a challenger is kept and never before. `near` names earlier ones that
-    change the same. `trials` were trained for it. `why` is what the proposer said of it.
+    change the same. `trials` were trained for it. `why` is what the proposer said of it. `one_seed` says that it was
+    looked at with one seed alone, which is no test: whatever it came to, it had no chance to be kept.
     """
 
     number: int
@@ -56,15 +58,12 @@ class Entry:
     reason: str = ""
     why: str = ""
     parts: list[str] = field(default_factory=list)
-
-    @property
-    def one_seed(self) -> bool:
-        """Whether it was looked at with one seed alone, which is no test."""
-        return self.verdict in (LOWER, NOT_LOWER)
+    one_seed: bool = False
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Entry:
         """What the store kept of one."""
+        told = {"one_seed": told["verdict"] in (LOWER, NOT_LOWER), **told}
         return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
 
 
@@ -100,10 +99,17 @@ class Ledger:
         last = max((each.number for each in self.entries if each.parts or each.verdict == KEPT), default=0)
         return [each for each in self.entries[last:] if each.verdict == LOWER]
 
+    def stands(self, entry: Entry) -> bool:
+        """Whether its changes are in the champion, by itself or as a part, or wait in the candidate."""
+        if entry.verdict != LOWER:
+            return entry.verdict == KEPT
+        settled = next((each for each in self.entries[entry.number :] if each.parts or each.verdict == KEPT), None)
+        return settled is None or (settled.verdict == KEPT and entry.name in settled.parts)
+
     @property
     def tests(self) -> int:
         """How many had a chance to be kept."""
-        return sum(not each.one_seed for each in self.entries)
+        return sum(not each.one_seed and each.verdict != IMPOSSIBLE for each in self.entries)
 
     @property
     def chosen_by(self) -> int:

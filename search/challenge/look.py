@@ -9,7 +9,6 @@ from archlab.arch_dsl.tree.identity import diff
 from archlab.search.challenge.budget import missing
 from archlab.search.challenge.changes import plain
 from archlab.search.challenge.rounds import Round
-from archlab.search.challenge.rules import FEWEST
 from archlab.search.challenge.standing import Standing
 from archlab.search.executors.resources import Room
 from archlab.search.formatting.numbers import size
@@ -28,10 +27,10 @@ def look(referee: Standing, name: str, patch: Patch) -> dict[str, Any]:
     """
     if entry := referee.known(patch):
         return {"tried": asdict(entry), "changes": entry.changes}
-    first = referee.round(name, patch, FEWEST)
+    least, most = referee.seeds_of_looks
+    first = referee.round(name, patch, least)
     keys = missing(first.planned, referee.store)
-    seeds = FEWEST if referee.rules.together > 1 else referee.rules.seeds
-    every = missing(referee.round(name, patch, seeds).planned, referee.store)
+    every = keys if least == most else missing(referee.round(name, patch, most).planned, referee.store)
     mine, theirs = row_of(first, first.challenger), row_of(first, first.champion)
     return {
         "tried": None,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.search.challenge.budget import missing
 from archlab.search.challenge.changes import Idea, composed, patch_of, plain
 from archlab.search.challenge.judge import Seen, judge
-from archlab.search.challenge.ledger import KEPT, LOWER, NOT_LOWER, Entry, Ledger, remember, round_of
+from archlab.search.challenge.ledger import IMPOSSIBLE, KEPT, LOWER, NOT_LOWER, Entry, Ledger, remember, round_of
 from archlab.search.challenge.rounds import Round, mean_losses, refuse
 from archlab.search.challenge.rules import DEFAULT, FEWEST, Rules
 from archlab.search.challenge.standing import Standing, patch_in
@@ -134,10 +135,12 @@ class Referee(Standing):
         entries: dict[str, Entry | None] = dict.fromkeys(patches)
         try:
             for name, patch in patches.items():
-                self.confirm(self.rules.together)
+                if self.known(patch) is None:
+                    self.confirm(self.rules.together)
                 entries[name] = entry = self.known(patch) or self.try_one(name, patch)
                 self.tell(entry, entry.number <= self.before)
-            self.confirm(1 if self.rules.confirm else self.rules.together)
+            if self.rules.confirm or self.rules.together > 1:
+                self.confirm(1 if self.rules.confirm else self.rules.together)
         except _Stopped as stopped:
             return Outcome(self.ledger, entries, stopped.summary, stopped.summary)
         return Outcome(self.ledger, entries, self.summary)
@@ -149,9 +152,10 @@ class Referee(Standing):
             return
         for entry in self.ledger.candidate:
             changes = composed(changes, patch_in(entry))
-        number = 1 + sum(bool(each.parts) for each in self.ledger.entries)
+        taken = {each.name for each in self.ledger.entries}
+        name = next(name for number in count(1) if (name := f"together {number}") not in taken)
         champion = self.champion, self.patches[self.champion]
-        self.tell(self.decide(f"together {number}", changes, champion, names), False)
+        self.tell(self.decide(name, changes, champion, names), False)
 
     def try_one(self, name: str, patch: Patch) -> Entry:
         """A verdict, which the ledger takes: by one seed where several are confirmed together. Raises _Stopped."""
@@ -227,7 +231,7 @@ class Referee(Standing):
     def impossible(self, name: str, patch: Patch, error: SpecError, parts: Sequence[str] = ()) -> Entry:
         """Takes a challenger into the ledger that does not go with the champion."""
         reason = "; ".join(each.message for each in error.problems)
-        return self.enter(name, patch, "impossible", reason=reason, parts=parts)
+        return self.enter(name, patch, IMPOSSIBLE, reason=reason, parts=parts)
 
     def enter(
         self,
@@ -257,6 +261,7 @@ class Referee(Standing):
             reason=reason,
             why=self.why.get(name, ""),
             parts=[*parts],
+            one_seed=self.rules.together > 1 and not parts,
         )
         self.ledger.entries.append(entry)
         remember(self.store, self.ledger)

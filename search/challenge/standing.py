@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.challenge.budget import Allowance
 from archlab.search.challenge.changes import composed, patch_of, plain
-from archlab.search.challenge.ledger import KEPT, Entry, Ledger, recall
+from archlab.search.challenge.ledger import Entry, Ledger, recall
 from archlab.search.challenge.rounds import Round, first_of
 from archlab.search.challenge.rules import FEWEST, Rules
 from archlab.search.statistics.online import level
@@ -15,6 +16,8 @@ from archlab.search.store.store import Store
 from archlab.search.study.checks import no_name
 from archlab.search.study.study import Study
 from archlab.search.variants.patches import Patch
+
+TOGETHER = re.compile(r"together \d+")  # what several are called that are confirmed as one
 
 
 class Standing:
@@ -61,35 +64,54 @@ class Standing:
         """The chance of error that keeping the next challenger may take."""
         return level(self.ledger.tests + 1, len(self.ledger.kept), self.rules.false_keeps)
 
+    @property
+    def seeds_of_looks(self) -> tuple[int, int]:
+        """With how many seeds the next challenger is trained for its first look, and at most."""
+        if self.rules.together > 1:
+            return FEWEST, FEWEST
+        return self.ledger.chosen_by + FEWEST, self.ledger.chosen_by + self.rules.seeds
+
     def known(self, patch: Patch) -> Entry | None:
         """The newest entry of the same changes: what was tried is not tried again, unless it is wanted against another
-        champion than it met."""
+        champion than it met, or was looked at with one seed alone and gets all now."""
         found = self.ledger.tried(plain(patch))
-        if found is None or not self.rules.again or found.verdict == KEPT or found in self.ledger.candidate:
+        if found is None or self.ledger.stands(found):
             return found
-        return found if found.against == self.opponent[0] else None
+        if found.one_seed and self.rules.together == 1:
+            return None
+        return found if not self.rules.again or found.against == self.opponent[0] else None
 
     def check(self, patches: Mapping[str, Patch]) -> None:
-        """Raises SpecError with everything that is wrong with any challenger, while the champion stays who it is."""
+        """Raises SpecError with everything that is wrong with any challenger. One that does not go with the champion of
+        now, but with the first, is no mistake: it ends as `impossible` in its turn."""
         problems: list[Problem] = []
         for name, patch in patches.items():
             if self.known(patch):
                 continue
-            if message := no_name(name):
+            if message := no_name(name) or _reserved(name):
                 mark = next((setting.mark for setting in patch.settings), None)
                 problems.append(Problem("challengers", message, mark))
                 continue
             try:
                 self.round(name, patch, FEWEST)
             except SpecError as error:
-                problems += error.problems
+                if self.opponent[0] == self.first or not self._fits_the_first(name, patch):
+                    problems += error.problems
         if problems:
             raise SpecError(problems)
+
+    def _fits_the_first(self, name: str, patch: Patch) -> bool:
+        try:
+            self.round(name, patch, FEWEST, (self.first, self.patches[self.first]))
+        except SpecError:
+            return False
+        return True
 
     def round(self, name: str, patch: Patch, seeds: int, against: tuple[str, Patch] | None = None) -> Round:
         """The next round, with this challenger. Raises SpecError."""
         if name in self.patches or name in self.candidate:
-            raise SpecError.of(f"challengers.{name}", "is the name of a champion; call the challenger otherwise")
+            who = "a champion" if name in self.patches else "what waits to be confirmed"
+            raise SpecError.of(f"challengers.{name}", f"is the name of {who}; call the challenger otherwise")
         opponent, before = against or self.opponent
         rows = {self.first: self.patches[self.first], opponent: before, name: composed(before, patch)}
         return Round.of(self.study, self.store, str(len(self.ledger.entries) + 1), rows, seeds)
@@ -98,6 +120,10 @@ class Standing:
         """Whom the next challenger meets beside the baseline, without a challenger."""
         name, patch = self.opponent
         return Round.of(self.study, self.store, "ledger", {self.first: self.patches[self.first], name: patch}, FEWEST)
+
+
+def _reserved(name: str) -> str:
+    return f"'{name}' is what confirmed challengers are called; choose another name" if TOGETHER.fullmatch(name) else ""
 
 
 def patch_in(entry: Entry) -> Patch:

@@ -12,6 +12,7 @@ from archlab.search.utils.shapes import (
     both,
     count,
     deviation,
+    flag,
     list_of,
     mapping,
     mapping_of,
@@ -91,7 +92,13 @@ _ENTRY: Check = both(
     mapping({"number": count, "name": text, "changes": list_of(plain), "against": text, "verdict": text}),
     mapping(
         {"seeds": count, "level": positive, "near": list_of(text), "trials": count, "reason": text, "why": text},
-        {"difference": maybe(number), "half_width": maybe(number), "test": maybe(number), "parts": list_of(text)},
+        {
+            "difference": maybe(number),
+            "half_width": maybe(number),
+            "test": maybe(number),
+            "parts": list_of(text),
+            "one_seed": flag,
+        },
     ),
 )
 _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin

@@ -44,8 +44,8 @@ def _patch(referee: Standing, _: str) -> dict[str, Any]:
             {"block.attention.key": {"prepend": "shift"}},
         ],
         "edits of a list": "{prepend: X}, {append: X}, {remove: TYPE}, {replace: {TYPE: X}}, {before: {TYPE: X}}",
-        "champion": referee.opponent[0],
-        "on top of": "your changes stand on top of the champion's; where both set one path, yours counts",
+        "against": referee.opponent[0],
+        "on top of": "your changes stand on top of those of `against`; where both set one path, yours counts",
     }
 
 

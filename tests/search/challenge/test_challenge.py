@@ -200,8 +200,8 @@ def test_a_candidate_is_confirmed_when_it_is_asked_for_and_again_is_no_new_part(
     assert len(again.entries) == 1
     found = held(tmp_path, {}, replace(TOGETHER, confirm=True)).ledger
     assert (found.champion, found.entries[-1].parts) == ("together 1", ["faster"])
-    with pytest.raises(SpecError, match="is the name of a champion"):
-        held(tmp_path, {"together 1": {"train.lr": 1e-2}}, TOGETHER)
+    with pytest.raises(SpecError, match="'together 7' is what confirmed challengers are called"):
+        held(tmp_path, {"together 7": {"train.lr": 1e-2}}, TOGETHER)
 
 
 def test_a_challenger_without_a_loss_is_never_kept(tmp_path: Path) -> None:
