@@ -81,14 +81,12 @@ def names(models: dict[str, list[Point]]) -> list[str]:
 
 
 def whole(study: Study, models: dict[str, list[Point]], begun: Table) -> dict[str, Any]:
-    """The study of all models that a table lacks a length of."""
+    """The study of all models that a table lacks a length of, and of the baseline, whose size they have."""
     assert isinstance(study.space, Space)
     written = yaml.safe_load(STUDY.read_text())
     for name in ("search", "space", "study", "question"):
         written.pop(name)
-    places = [*map(places_of(study.space), models.values())]
-    left = [not LENGTHS.keys() <= begun.get(json.dumps(place), {}).keys() for place in places]
-    named = zip(names(models), models.values(), left, strict=True)
+    named = zip(names(models), models.values(), lacking(study, models, begun), strict=True)
     variants = {name: patch(study.space, each[0]) for name, each, missing in named if missing}
     recipes = {name: {"tokens": tokens} for name, tokens in LENGTHS.items()}
     return {
@@ -99,6 +97,13 @@ def whole(study: Study, models: dict[str, list[Point]], begun: Table) -> dict[st
         "seeds": SEEDS,
         "keep": {"final": False},
     }
+
+
+def lacking(study: Study, models: dict[str, list[Point]], begun: Table) -> list[bool]:
+    """Of each model whether a table lacks a length of it."""
+    assert isinstance(study.space, Space)
+    places = map(places_of(study.space), models.values())
+    return [not LENGTHS.keys() <= begun.get(json.dumps(each), {}).keys() for each in places]
 
 
 def places_of(space: Space) -> Callable[[list[Point]], list[list[int]]]:
@@ -125,10 +130,10 @@ def table(study: Study, models: dict[str, list[Point]], root: Path, begun: Table
     lines, missing = [], 0
     for name, places in zip(names(models), map(places_of(study.space), models.values()), strict=True):
         line: dict[str, Any] = {"points": places, **begun.get(json.dumps(places), {})}
-        for length in LENGTHS:
+        for length in [each for each in LENGTHS if each not in line]:
             rows = [found.get((f"{name} [recipe={length}]", seed)) for seed in range(SEEDS)]
             if None in rows:
-                missing += length not in line
+                missing += 1
                 continue
             line[length] = [round(loss(row, "validation") or 0.0, 5) for row in rows if row]
             times = [row["result"]["train_s"] + row["result"]["evaluate_s"] for row in rows if row]
@@ -152,7 +157,7 @@ def main() -> None:
     begun = read(given.begin)
     if given.write:
         given.write.write_text(table(study, models, given.store, begun) + "\n")
-    else:
+    elif any(lacking(study, models, begun)):
         archlab.run(load_study(whole(study, models, begun)), store=given.store)
 
 

@@ -74,7 +74,7 @@ def shown(cell: Cell, column: Column) -> str:
 
 def marked(legend: str) -> str:
     """A printed legend with the marks that a page has."""
-    return legend.replace("* best", "bold: best").replace("^ rate", "† rate")
+    return legend.replace("* best", "bold: best").replace("* lowest", "bold: lowest").replace("^ rate", "† rate")
 
 
 def progress(study: Study) -> str:

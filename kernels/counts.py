@@ -66,7 +66,8 @@ class Launch:
         some = addresses[np.broadcast_to(mask, addresses.shape)]
         first = int(some[0]) if some.size else 0
         for place, x in enumerate(self.tensors()):
-            if x.data_ptr() <= first < x.data_ptr() + x.untyped_storage().nbytes():
+            reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
+            if x.data_ptr() <= first < x.data_ptr() + reach * x.itemsize:
                 places.add(place)
                 return
 

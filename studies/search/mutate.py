@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.arch_dsl import SpecError, identity, patch, resolve
+from archlab.search.study.checks import no_name
 from archlab.search.study.load import load_study
 
 WHERE = {
@@ -102,6 +103,10 @@ def edit(draw: random.Random) -> tuple[str, dict[str, Any]]:
     return f"{name}{where}", {f"{WHERE[where]}.{path}": value}
 
 
+def named(edits: list[tuple[str, dict[str, Any]]]) -> str:
+    return " + ".join(name for name, _ in edits)
+
+
 def changes(count: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
     """So many changes that the block can have, each another model."""
     draw, study = random.Random(seed), load_study(Path(__file__).with_name("night.yaml"))
@@ -109,13 +114,15 @@ def changes(count: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
     while len(seen) <= count:
         edits = [edit(draw) for _ in range(draw.choice([1, 1, 2]))]
         change = {path: value for _, each in edits for path, value in each.items()}
+        if len(change) < len(edits) or no_name(named(edits)):
+            continue
         try:
             made = identity(resolve(patch(study.model, change), vocab=257))
         except SpecError:
             continue
         if made not in seen:
             seen.add(made)
-            yield " + ".join(name for name, _ in edits), change
+            yield named(edits), change
 
 
 if __name__ == "__main__":

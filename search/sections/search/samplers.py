@@ -81,8 +81,8 @@ class EffectsSampler(RandomSampler):
     highest expected improvement: a Gaussian process with an additive kernel (arXiv:1112.4394) and noise.
 
     It begins with the base and with what published models have of the space, `known` of them at most, and with
-    `startup` points of which these say least. It proposes no point twice. The best trial is the one that the model
-    believes to be best.
+    `startup` points of which these say least. It proposes no point twice while there are others. The best trial is
+    the one that the model believes to be best.
     """
 
     known: Count = 2

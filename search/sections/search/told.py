@@ -90,7 +90,10 @@ def _best(comparison: Comparison) -> Block:
     ]
     total = len(comparison.search)
     shown = f"the best {len(rows)} of {total} trials" if total > len(rows) else f"{total} trials"
-    return Block(f"Search, validation ({shown})", columns, "* best" + _repeated(comparison))
+    legend = "* lowest"
+    if comparison.searched.get("sampler") == "effects":
+        legend += "; effects goes by its model of all trials, not by the lowest loss"
+    return Block(f"Search, validation ({shown})", columns, legend + _repeated(comparison))
 
 
 def _front(comparison: Comparison) -> Block:
