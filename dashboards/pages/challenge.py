@@ -16,7 +16,7 @@ from archlab.dashboards.library import Library, NotFound
 from archlab.dashboards.pages.shell import address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import badge, block_table, graph, guarded, section
-from archlab.search.challenge.ledger import KEPT, LOWER, Entry, Ledger, round_of
+from archlab.search.challenge.ledger import KEPT, LOWER, Entry, Ledger
 from archlab.search.challenge.page import page
 from archlab.search.reporting.findings import MINUS
 from archlab.search.store.store import StoreError
@@ -114,7 +114,7 @@ def _tree(ledger: Ledger) -> Iterable[Component]:
 def _link(ledger: Ledger, entry: Entry) -> Component:
     """The name of a challenger, which leads to the study of its round, where one was made."""
     name = f"{entry.number}. {entry.name}"
-    return dcc.Link(name, href=address(round_of(ledger.study, entry.number))) if entry.seeds else html.Span(name)
+    return dcc.Link(name, href=address(ledger.round(entry.number))) if entry.seeds else html.Span(name)
 
 
 def _told(entry: Entry) -> str:

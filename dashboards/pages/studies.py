@@ -89,7 +89,11 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
     notes, ledgers = library.notes().studies, library.ledgers()
     wanted = [row for row in listing if all(word in _text(row, notes.get(row["name"], Note())) for word in asked)]
     if not asked:  # the ledgers lead to their rounds
-        rounds = {round_of(each.study, number + 1) for each in ledgers.values() for number in range(len(each.entries))}
+        rounds = {
+            round_of(each.study, number + 1)
+            for each in ledgers.values()
+            for number in range(each.after + len(each.entries))
+        }
         wanted = [row for row in wanted if row["name"] not in rounds]
     if not wanted:
         said = html.P(["No study has ", html.Code(search[:80]), " in its name, question, note or tags."])

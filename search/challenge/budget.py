@@ -15,6 +15,7 @@ from archlab.search.store.store import Store
 from archlab.search.trial.metrics import read_metrics
 from archlab.search.trial.outcome_files import read_attempt
 from archlab.search.utils.files import size_of
+from archlab.search.utils.names import ROUND
 
 _BYTES_PER_PARAMETER = 16  # a checkpoint in float32: weights, gradients, two moments of Adam
 _ENDS = ("complete", "paused", "planned", "failed", "diverged", "pruned", "stale")
@@ -50,7 +51,7 @@ def rounds_in(store: Store, study: str) -> list[str]:
     """The names of the studies that rounds of a study have made in a store, of all its ledgers."""
     found = []
     for row in store.studies():
-        ending = row["name"].rpartition(".challenge-")[2]
+        ending = row["name"].rpartition(ROUND)[2]
         if ending.isdigit() and row["name"] == round_of(study, ending):
             found.append(row["name"])
     return found

@@ -17,7 +17,7 @@ import numpy as np
 
 from archlab.search.store.store import Store, StoreRefused
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.utils.names import with_ending
+from archlab.search.utils.names import ROUND, with_ending
 
 if TYPE_CHECKING:
     from archlab.search.statistics.contrast import Floats
@@ -70,18 +70,24 @@ class Entry:
 @dataclass
 class Ledger:
     """`rows` has the validation losses of every variant by seed, under the identity of its trials; `base` is that of
-    the study's baseline, which is called `first`."""
+    the study's baseline, which is called `first`. `after` are the rounds of the study's earlier ledgers."""
 
     study: str
     first: str
     base: str
     rows: dict[str, Losses] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
+    after: int = 0
 
     @classmethod
     def of(cls, study: str, base: str, told: dict[str, Any]) -> Ledger:
         """What the store kept of one."""
-        return cls(study, told["first"], base, told["rows"], [Entry.of(entry) for entry in told["entries"]])
+        entries = [Entry.of(entry) for entry in told["entries"]]
+        return cls(study, told["first"], base, told["rows"], entries, told.get("after", 0))
+
+    def round(self, number: int) -> str:
+        """What the store calls the study of the entry with this number."""
+        return round_of(self.study, self.after + number)
 
     @property
     def kept(self) -> list[Entry]:
@@ -170,28 +176,33 @@ def recall(store: Store, study: str, first: str, base: str) -> Ledger:
         return Ledger.of(study, base, told)
     if key in store.names([KIND]).get(KIND, {}):
         raise StoreRefused(f"the ledger of '{study}' is damaged; `archlab check` says how, and `--repair` removes it")
-    return Ledger(study, first, base)
+    others = [each for each in _all(store) if each.study == study]
+    return Ledger(study, first, base, after=max((1 + each.after + len(each.entries) for each in others), default=0))
 
 
 def remember(store: Store, ledger: Ledger) -> None:
     """Keeps it as it is now."""
-    told = {"first": ledger.first, "rows": ledger.rows, "entries": [asdict(entry) for entry in ledger.entries]}
+    entries = [asdict(entry) for entry in ledger.entries]
+    told = {"first": ledger.first, "rows": ledger.rows, "entries": entries, "after": ledger.after}
     store.remember(KIND, _key(ledger.study, ledger.base), told)
 
 
 def ledgers(store: Store) -> dict[str, Ledger]:
     """The newest ledger of each study that has one, but for damaged ones."""
-    kept, found = store.recall_all([KIND]).get(KIND, {}), dict[str, Ledger]()
-    times = store.names([KIND]).get(KIND, {})
+    return {each.study: each for each in _all(store)}
+
+
+def _all(store: Store) -> Iterator[Ledger]:
+    """Every ledger but damaged ones, the newest last."""
+    kept, times = store.recall_all([KIND]).get(KIND, {}), store.names([KIND]).get(KIND, {})
     for key in sorted(kept, key=lambda each: times[each]):
         study, base = json.loads(key)
-        found[study] = Ledger.of(study, base, kept[key])
-    return found
+        yield Ledger.of(study, base, kept[key])
 
 
 def round_of(study: str, number: int | str) -> str:
     """What the store calls the study of a challenger and its champion."""
-    return with_ending(study, f".challenge-{number}")
+    return with_ending(study, f"{ROUND}{number}")
 
 
 def _key(study: str, base: str) -> str:

@@ -17,13 +17,14 @@ from archlab.search.sections.rooms import select
 from archlab.search.store.store import Store
 from archlab.search.study.load import check
 from archlab.search.study.study import ReportOptions, Study
+from archlab.search.variants.mistakes import TWIN
 from archlab.search.variants.patches import Patch
 
 _DROPPED = ("scale", "ablate", "design", "ladder", "search", "space", "screen", "prune")
 _IN_THE_WAY = {
     "grid": "crosses the challengers with its values; choose one of each for the model",
     "ladder": "has several sizes; challenge at one of them",
-    "search": "proposes by itself; challenge without it",
+    "search": "proposes by itself; challenge a copy without `search` and `space`, with `variants: {baseline: {}}`",
 }
 
 
@@ -119,6 +120,7 @@ def _as_challenger(problem: Problem, study: Study) -> Problem:
     """A problem of the variant that is the challenger, without a place in the study's file, which does not have it."""
     if not problem.path.startswith(f"variants.{[*study.variants][-1]}"):
         return problem
+    problem = replace(problem, message=problem.message.replace(TWIN, "it changes nothing"))
     elsewhere = problem.mark and study.file and problem.mark.file != str(study.file)
     path = problem.path.replace("variants", "challengers", 1)
     return replace(problem, path=path, mark=problem.mark if elsewhere else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.challenge.budget import Allowance
@@ -13,8 +14,8 @@ from archlab.search.challenge.rounds import Round, first_of
 from archlab.search.challenge.rules import FEWEST, Rules
 from archlab.search.statistics.online import level
 from archlab.search.store.store import Store
-from archlab.search.study.checks import no_name
 from archlab.search.study.study import Study
+from archlab.search.variants.mistakes import no_name
 from archlab.search.variants.patches import Patch
 
 TOGETHER = re.compile(r"together \d+")  # what several are called that are confirmed as one
@@ -88,15 +89,15 @@ class Standing:
         for name, patch in patches.items():
             if self.known(patch):
                 continue
+            mark = next((setting.mark for setting in patch.settings), None)
             if message := no_name(name) or _reserved(name):
-                mark = next((setting.mark for setting in patch.settings), None)
                 problems.append(Problem("challengers", message, mark))
                 continue
             try:
                 self.round(name, patch, FEWEST)
             except SpecError as error:
                 if self.opponent[0] == self.first or not self._fits_the_first(name, patch):
-                    problems += error.problems
+                    problems += (replace(each, mark=each.mark or mark) for each in error.problems)
         if problems:
             raise SpecError(problems)
 
@@ -114,7 +115,8 @@ class Standing:
             raise SpecError.of(f"challengers.{name}", f"is the name of {who}; call the challenger otherwise")
         opponent, before = against or self.opponent
         rows = {self.first: self.patches[self.first], opponent: before, name: composed(before, patch)}
-        return Round.of(self.study, self.store, str(len(self.ledger.entries) + 1), rows, seeds)
+        number = self.ledger.after + len(self.ledger.entries) + 1
+        return Round.of(self.study, self.store, str(number), rows, seeds)
 
     def alone(self) -> Round:
         """Whom the next challenger meets beside the baseline, without a challenger."""

@@ -20,7 +20,7 @@ from archlab.search.study.changes import changed, value_at
 from archlab.search.study.study import Study
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.asked import Asked
-from archlab.search.variants.mistakes import Mistakes
+from archlab.search.variants.mistakes import TWIN, Mistakes
 from archlab.search.variants.variant import Variant
 
 
@@ -161,7 +161,7 @@ def _without_twins(variants: list[Variant], study: Study, optional: set[str], om
             designed = study.variants[variant.base].designed
             mark = study.mark("design" if designed else f"variants.{variant.base}")
             why = _needed(variant.base, study) if variant.name in optional else ""
-            told = f"{message}; {why or 'a table needs each once'}"
+            told = f"{message}; {why or TWIN}"
             problems.append(Problem(f"variants.{variant.name}", told, mark))
     if problems:
         raise SpecError(problems)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.search.store.store import Store
+from archlab.search.utils.names import ROUND
 
 _ORDER = ("complete", "running", "interrupted", "paused", "planned", "diverged", "pruned", "failed")
 
@@ -77,4 +78,5 @@ def _who(row: dict[str, Any]) -> str:
     minutes = (time.time() - row["updated"]) / 60
     when = f"started {minutes:.0f} min ago" if minutes < 120 else f"started {minutes / 60:.0f} h ago"
     waits = any(row["counts"].get(state) for state in ("interrupted", "planned"))
-    return f"{when}; archlab run goes on" if waits else when
+    verb = "challenge" if ROUND in row["name"] else "run"
+    return f"{when}; archlab {verb} goes on" if waits else when

@@ -8,19 +8,17 @@ from collections.abc import Iterator
 from archlab.arch_dsl.language.errors import Problem, unknown
 from archlab.search.store.lock import is_study_name
 from archlab.search.study.study import Study
-from archlab.search.variants.mistakes import no_variant
+from archlab.search.variants.mistakes import no_name, no_variant, quoted
 from archlab.search.variants.zoo import ZOO
 
-_VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
 _FOUND = re.compile(r"found(-[0-9]+)?|search-[0-9]+")
-_QUOTED = 40  # characters of a wrong name that an error shows
 MAX_CELLS = 100_000
 
 
 def problems_in(study: Study) -> Iterator[Problem]:
     """What the sections of a study get wrong together."""
     if not is_study_name(study.study):
-        message = f"{_quoted(study.study)} is no study name: lower-case letters, digits, '.', '_' and '-', at most 63"
+        message = f"{quoted(study.study)} is no study name: lower-case letters, digits, '.', '_' and '-', at most 63"
         yield Problem("study", message, study.mark("study"))
     if not (study.variants or study.design or study.ablate):
         yield Problem("variants", "holds none: a study compares at least one variant", study.mark("variants"))
@@ -47,17 +45,6 @@ def unknown_components(study: Study) -> Iterator[Problem]:
             if not setting.path and setting.source not in study.components:
                 message = unknown(setting.source, "component", study.components)
                 yield Problem(f"variants.{name}", message, setting.mark)
-
-
-def _quoted(name: str) -> str:
-    return f"'{name[:_QUOTED]}…' ({len(name)} characters)" if len(name) > _QUOTED else repr(name)
-
-
-def no_name(name: str) -> str:
-    """Why no variant can be called so; '' if one can."""
-    if _VARIANT.fullmatch(name) and len(name) <= 80 and name.isprintable():
-        return ""
-    return f"{_quoted(name)} is no variant name: 1 to 80 characters, words and single spaces, no brackets"
 
 
 def _check_names(study: Study) -> Iterator[Problem]:

@@ -7,6 +7,9 @@ import hashlib
 LONGEST = 63  # characters of a study's name
 
 
+ROUND = ".challenge-"  # before the number of a challenger's study
+
+
 def with_ending(study: str, ending: str) -> str:
     """The study's name with an ending; of one that is too long the beginning, and a digest of the whole."""
     if len(study) + len(ending) > LONGEST:

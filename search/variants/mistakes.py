@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 from archlab.arch_dsl.language.errors import Problem, nearest, unknown
 
 _NAMED = 40  # variants that an error lists
+_QUOTED = 40  # characters of a wrong name that it shows
+_VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
+TWIN = "a table needs each once"  # why no two variants are the same
+
+
+def quoted(name: str) -> str:
+    """A wrong name as an error shows it."""
+    return f"'{name[:_QUOTED]}…' ({len(name)} characters)" if len(name) > _QUOTED else repr(name)
+
+
+def no_name(name: str) -> str:
+    """Why no variant can be called so; '' if one can."""
+    if _VARIANT.fullmatch(name) and len(name) <= 80 and name.isprintable():
+        return ""
+    return f"{quoted(name)} is no variant name: 1 to 80 characters, words and single spaces, no brackets"
 
 
 def no_variant(name: str, names: list[str]) -> str:

@@ -17,7 +17,6 @@ from archlab.cli.referee_server import language
 from archlab.cli.referee_server.diagnostics import diagnosed
 from archlab.search.challenge.changes import patch_of, plain
 from archlab.search.challenge.ledger import KIND as LEDGER
-from archlab.search.challenge.ledger import round_of
 from archlab.search.challenge.look import look
 from archlab.search.challenge.queue import KIND, RUNNING, WAITING, Queue, Ticket, lock_name
 from archlab.search.challenge.rounds import refuse
@@ -137,7 +136,7 @@ class Desk:
             if not found:
                 known = ", ".join(f"{each.number} ({each.name})" for each in entries[-20:]) or "none yet"
                 raise Refused(f"the ledger has no entry {str(entry)[:80]!r}; it has {known}")
-            return diagnosed(referee.store, found[-1], round_of(referee.study.study, found[-1].number))
+            return diagnosed(referee.store, found[-1], referee.ledger.round(found[-1].number))
 
     def withdraw(self, ticket: str) -> dict[str, Any]:
         """Takes a waiting ticket out of the queue. Raises Refused for one that does not wait."""
@@ -219,7 +218,7 @@ def _told(ticket: Ticket) -> dict[str, Any]:
 
 def _progress(referee: Standing) -> dict[str, Any]:
     """How many trials of the round that goes on are in which state."""
-    name = round_of(referee.study.study, len(referee.ledger.entries) + 1)
+    name = referee.ledger.round(len(referee.ledger.entries) + 1)
     counts: dict[str, int] = {}
     for row in referee.store.study_trials(name):
         counts[row["state"]] = counts.get(row["state"], 0) + 1

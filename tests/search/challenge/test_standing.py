@@ -18,7 +18,7 @@ from archlab.search.challenge.rules import Rules
 from archlab.search.challenge.standing import Standing
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
-from tests.search.challenge.test_challenge import study_in, trials_in
+from tests.search.challenge.test_challenge import SLOW, study_in, trials_in
 
 TOGETHER = Rules(seeds=2, together=2)
 RECURRENT = {"block.attention": {"type": "gated_delta_net", "heads": 2}}
@@ -75,3 +75,13 @@ def test_a_look_with_one_seed_is_no_test_and_no_verdict(tmp_path: Path) -> None:
         assert told["trials"] == {"first_look": 4, "all_seeds": 6}, "two rows: the seed that has chosen, and one or two"
     with standing(tmp_path / "more", looks, TOGETHER) as referee:
         assert referee.known(patch_of(GATE, "gate")) is not None
+
+
+def test_another_baseline_begins_a_ledger_whose_rounds_have_names_of_their_own(tmp_path: Path) -> None:
+    with standing(tmp_path, {"faster": (FASTER, "lower"), "gate": (GATE, "lower")}, TOGETHER) as first:
+        other = load_study(study_in(tmp_path, train=SLOW.replace("1e-4", "2e-4")))
+        second = Standing(other, first.store, TOGETHER)
+        assert second.ledger.entries == [] and first.ledger.base != second.ledger.base
+        assert [first.ledger.round(1), second.ledger.round(1)] == ["gates.challenge-1", "gates.challenge-4"]
+        remember(first.store, second.ledger)
+        assert Standing(first.study, first.store, TOGETHER).ledger.after == 0
