@@ -19,6 +19,7 @@ best of these for the full one with the other half (`promote`), and is told afte
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import math
 import sys
@@ -105,10 +106,13 @@ def smoothed(said: dict[str, Any], name: str) -> Any:
 
 
 class Search:
-    """Proposals that are trained for one length with one seed; a model that was trained before is free."""
+    """Proposals that are trained for one length with one seed, some side by side; a model that was trained before is
+    free."""
 
-    def __init__(self, table: Table, name: str, length: str, repeat: int) -> None:
-        self.table, self.length, self.spent = table, length, 0.0
+    def __init__(self, table: Table, name: str, length: str, repeat: int, at_once: int = 1) -> None:
+        self.table, self.length, self.spent, self.at_once = table, length, 0.0, at_once
+        self.running: list[tuple[float, int, int]] = []  # when each ends, its number and its model
+        self.now = 0.0
         self.luck = np.random.default_rng(repeat)
         self.sampler = Sampler.members[name]()
         starts = table.known[: self.sampler.known] if isinstance(self.sampler, EffectsSampler) else ()
@@ -118,15 +122,19 @@ class Search:
         self.proposing: list[float] = []
 
     def step(self) -> int:
-        """Trains the next proposal; which model it is."""
-        before = time.process_time()
-        number, values = self.proposer.ask()
-        self.proposing.append(time.process_time() - before)
-        model = self.table.models[canonical_json(values)]
+        """Trains proposals until one has ended; which model it is."""
+        while len(self.running) < self.at_once:
+            before = time.process_time()
+            number, values = self.proposer.ask()
+            self.proposing.append(time.process_time() - before)
+            model = self.table.models[canonical_json(values)]
+            self.values[model] = values
+            takes = 0.0 if model in self.losses else float(self.table.seconds[self.length][model])
+            heapq.heappush(self.running, (self.now + takes, number, model))
+        self.now, number, model = heapq.heappop(self.running)
         if model not in self.losses:
             self.spent += float(self.table.seconds[self.length][model])
             self.losses[model] = self.trained(model, self.length)
-            self.values[model] = values
         self.proposer.tell(number, Ending("complete", (self.losses[model],)))
         return model
 
@@ -153,9 +161,9 @@ class Found:
     proposing: list[float]
 
 
-def alone(table: Table, name: str, repeat: int) -> Found:
+def alone(table: Table, name: str, at_once: int, repeat: int) -> Found:
     """A search whose trials all have the full length."""
-    search, reached = Search(table, name, "full", repeat), math.inf
+    search, reached = Search(table, name, "full", repeat, at_once), math.inf
     found, regrets = list[bool](), list[float]()
     for _ in range(MOST):
         before = search.ranked()[:1] if len(regrets) < len(AFTER) and _near(search, len(regrets)) else []
@@ -212,12 +220,17 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--only", nargs="+", metavar="WAY", help=f"of {', '.join([*WAYS, *SLOW])}")
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=1, help="trials that run side by side; not those of rungs")
     given = parser.parse_args()
     table, random = Table(given.table, load_study(STUDY)), None
     for way in given.only or [*WAYS, *SLOW]:
-        search = partial(rungs, table, way.removesuffix(RUNGS)) if way.endswith(RUNGS) else partial(alone, table, way)
+        search = (
+            partial(rungs, table, way.removesuffix(RUNGS))
+            if way.endswith(RUNGS)
+            else partial(alone, table, way, given.at_once)
+        )
         runs = [search(repeat) for repeat in range(given.repeats)]
-        line: dict[str, Any] = {"way": way, "repeats": len(runs)}
+        line: dict[str, Any] = {"way": way, "repeats": len(runs)} | ({"at_once": n} if (n := given.at_once) > 1 else {})
         if not way.endswith(RUNGS):
             reached = np.array([each.reached for each in runs])
             line["reached_s"] = round(float(reached.mean()), 1)

@@ -105,7 +105,7 @@ _MEMORIES: dict[str, Check] = {  # by their kinds, or how these begin
     "step_time": mapping({"seconds": positive}),
     "noise": mapping_of(_NOISE),
     "calibrated": mapping({"train": mapping_of(plain), "asked": mapping_of(text), "of": text}),
-    "challenge": mapping({"first": text, "rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}),
+    "challenge": mapping({"first": text, "rows": mapping_of(_NUMBERS), "entries": list_of(_ENTRY)}, {"after": count}),
     "ticket": mapping(
         {"number": count, "name": text, "changes": list_of(plain), "state": text},
         {"why": text, "message": text, "entry": maybe(count)},

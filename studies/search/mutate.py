@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from archlab.arch_dsl import SpecError, identity, patch, resolve
-from archlab.search.study.checks import no_name
 from archlab.search.study.load import load_study
+from archlab.search.variants.mistakes import no_name
 
 WHERE = {
     "": "block",

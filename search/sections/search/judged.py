@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,3 +41,14 @@ class Judged:
         refused = {"refused": self.reason} if self.reason else {}
         infeasible = {"infeasible": True} if self.broken else {}
         return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}
+
+
+def none_can_be_trained(proposals: Sequence[Judged]) -> str:
+    """Why there is nothing to train, where every proposal was refused; '' otherwise."""
+    if not proposals or not all(each.reason for each in proposals):
+        return ""
+    if all(each.broken for each in proposals):
+        nearest = min(proposals, key=lambda judged: sum(max(each, 0) for each in judged.excess.values()))
+        return f"none of {len(proposals)} proposals keeps to them; the nearest: {nearest.reason}"
+    senseless = next(each.reason for each in proposals if not each.broken)
+    return f"none of {len(proposals)} proposals can be trained: {senseless}"

@@ -18,7 +18,7 @@ from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
 from archlab.search.sections.search.frames import excess, measured, told
-from archlab.search.sections.search.judged import Judged
+from archlab.search.sections.search.judged import Judged, none_can_be_trained
 from archlab.search.sections.search.known_points import decided
 from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.promotion import DECISION, Standing, climb, promoting_of
@@ -78,7 +78,7 @@ class Seeker:
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist: the study's variants, the proposals so far, new ones, the best repeated.
 
-        Raises SpecError where all proposals that may be drawn break a constraint: there is nothing to train.
+        Raises SpecError where no proposal that may be drawn can be trained.
         """
         proposals = {number: self._row(number, values) for number, values in self.proposer.proposals().items()}
         before = len(proposals), len(self.proposer.waiting())
@@ -93,10 +93,10 @@ class Seeker:
         if (len(proposals), len(self.proposer.waiting())) != before:
             self._record()
             self._save()
-        if len(proposals) >= self.search.most and all(each.broken and each.reason for each in self.judged.values()):
-            nearest = min(self.judged.values(), key=lambda judged: sum(max(each, 0) for each in judged.excess.values()))
-            message = f"none of {len(proposals)} proposals keeps to them; the nearest: {nearest.reason}"
-            raise SpecError.of("search.constraints", message, self.search.mark("constraints"))
+        if not self._asks(len(proposals)) and (why := none_can_be_trained([*self.judged.values()])):
+            if all(each.broken for each in self.judged.values()):
+                raise SpecError.of("search.constraints", why, self.search.mark("constraints"))
+            raise SpecError.of("space", why, self.plan.study.mark("space"))
         wanted = [row for row in proposals.values() if row]
         ended = all(number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row)
         over = ended and not self._asks(len(proposals))

@@ -52,7 +52,10 @@ class ToldOfSearch(Told):
             those = "proposals break a constraint and were" if count > 1 else "proposal breaks a constraint and was"
             yield f"search: {count} {those} not trained ({why})"
         if count := summary["senseless"]:
-            yield f"search: {count} proposal{'s make' if count > 1 else ' makes'} no sense, and counts as a trial"
+            those = (
+                "proposals make no sense, and count as trials" if count > 1 else "proposal makes no sense: a trial too"
+            )
+            yield f"search: {count} {those} ({summary['why']})"
         drawn, most = summary["trials"] + summary["senseless"], summary["most"]
         if summary["proposals"] >= most and drawn < summary["asked"]:
             yield f"search: {drawn} of {summary['asked']} trials: of {most} proposals no more were feasible"
