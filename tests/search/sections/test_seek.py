@@ -84,7 +84,7 @@ def test_search_proposes_refuses_and_repeats_its_best(tmp_path: Path) -> None:
 
 def test_a_search_of_which_nothing_can_be_trained_is_refused(tmp_path: Path) -> None:
     space = "space:\n  overrides.7.block.attention.mask: {choice: [causal, {type: window, size: 4}]}"
-    with pytest.raises(SpecError, match="none of 2 proposals can be trained: .*'7' names no layer of 1"):
+    with pytest.raises(SpecError, match=r"none of 2 proposals can be trained: .*'7' names no layer of 1"):
         run(searched(tmp_path, trials=2, space=space), tmp_path / "store", executor="inline", track=False)
     assert [row for row in rows_of(tmp_path / "store") if row["state"] == "complete"] == []
 
