@@ -50,5 +50,5 @@ def none_can_be_trained(proposals: Sequence[Judged]) -> str:
     if all(each.broken for each in proposals):
         nearest = min(proposals, key=lambda judged: sum(max(each, 0) for each in judged.excess.values()))
         return f"none of {len(proposals)} proposals keeps to them; the nearest: {nearest.reason}"
-    senseless = next(each.reason for each in proposals if not each.broken)
+    senseless, *_ = next(each.reason for each in proposals if not each.broken).splitlines()
     return f"none of {len(proposals)} proposals can be trained: {senseless}"
