@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.search.sections.search.points import Points
 from archlab.search.sections.search.promotion import (
     flops_of,
     promoting,
@@ -87,6 +88,10 @@ class Search(Goals):
     def lines(self, planned: Planned) -> Iterable[str]:
         if part := promoting_of(planned):
             yield from rung_lines(part, trials_of_rungs(self.promote or (), self.trials), self.found, planned)
+        space = planned.study.space
+        if isinstance(space, Space) and not space.needs and (points := Points(space, {}).all(self.trials - 1)):
+            told = f"the space has {len(points)} point{'s' * (len(points) > 1)}"
+            yield f"{told}: the other {self.trials - len(points)} proposals repeat them, and train nothing"
 
     def record(self, planned: Planned) -> dict[str, Any]:
         return planned.searched

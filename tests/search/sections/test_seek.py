@@ -10,9 +10,11 @@ import pytest
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.search.executors.inline import InlineExecutor
+from archlab.search.planning.plan import plan
 from archlab.search.running import run as running
 from archlab.search.running.run import run
 from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from archlab.search.trackers.database import open_optuna
 from tests.search.study_files import write_study
 
@@ -87,6 +89,16 @@ def test_a_search_of_which_nothing_can_be_trained_is_refused(tmp_path: Path) -> 
     with pytest.raises(SpecError, match=r"none of 2 proposals can be trained: .*'7' names no layer of 1"):
         run(searched(tmp_path, trials=2, space=space), tmp_path / "store", executor="inline", track=False)
     assert [row for row in rows_of(tmp_path / "store") if row["state"] == "complete"] == []
+
+
+def test_a_plan_says_that_a_space_is_smaller_than_its_search(tmp_path: Path) -> None:
+    space = "space:\n  block.attention.kv_heads: {choice: [1, 2, 4]}\n  block.norm: {choice: [rmsnorm]}"
+    for trials, told in (
+        (5, ["the space has 3 points: the other 2 proposals repeat them, and train nothing"]),
+        (3, []),
+    ):
+        planned = plan(load_study(searched(tmp_path, trials=trials, space=space)), tmp_path)
+        assert planned.study.search and [*planned.study.search.lines(planned)] == told
 
 
 class Killed(BaseException):
