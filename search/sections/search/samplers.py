@@ -1,4 +1,4 @@
-"""How a search proposes and what for: samplers of Optuna by name, goals, and what a proposal may cost.
+"""How a search proposes and what for: samplers by name, Optuna's and ours, goals, and what a proposal may cost.
 
 Every argument of a sampler that changes proposals is said here: what Optuna leaves open changes from one release to the
 next. A sampler is made anew for each proposal, with a seed of its own, so that a proposal depends on what was told
@@ -18,6 +18,7 @@ from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, fields_of
 from archlab.search.sections.search.axes import Choice
 from archlab.search.sections.search.by_effects import Told, propose, ranked
 from archlab.search.sections.search.points import Points, Values
+from archlab.search.sections.search.promotion import by_loss
 from archlab.search.sections.search.promotion_spec import Promotion
 from archlab.search.sections.search.space import Space
 from archlab.search.utils.quantities import Duration, Memory
@@ -58,7 +59,7 @@ class Sampler(Family):
 
     def ranked(self, points: Points, values: Mapping[int, Values], losses: Mapping[int, float]) -> list[int]:
         """The numbers of trials with these values and losses, the best first."""
-        return sorted(losses, key=lambda number: (losses[number], number))
+        return by_loss(losses)
 
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
         """Why it cannot search this space for so many goals in so many trials; None if it can."""

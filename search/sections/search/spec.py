@@ -33,7 +33,7 @@ _RUNG = ("tokens", "parameters", "keep", "seeds")  # what a record has of a rung
 
 
 class Search(Goals):
-    """Optuna proposes `trials` variants from `space:`; the best by validation is run with all seeds.
+    """A sampler proposes `trials` variants from `space:`; the best by validation is run with all seeds.
 
     With several goals there is no best one: of the Pareto front, `keep` trials that span most of it are repeated.
     At most `proposals` are drawn, ten per trial without it: those that break a constraint are among them. With
