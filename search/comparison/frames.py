@@ -24,7 +24,7 @@ def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.Dat
     for selection in selections:
         names = own[selection.variant]
         found = [t["documents"] for t in selection.complete.values() if "domain" in (t.get("documents") or {})]
-        for place, name in enumerate(names if found and not selection.diverged else ()):
+        for place, name in enumerate(names if found and not selection.has_no_mean else ()):
             mine = [documents["domain"] == place for documents in found]
             losses = [d["nll"][those].sum() / d["tokens"][those].sum() for d, those in zip(found, mine, strict=True)]
             mean, perplexity = float(np.mean(losses)), float(np.mean(np.exp(losses)))

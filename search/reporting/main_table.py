@@ -241,25 +241,30 @@ def spread_of(std: float, n: int, error: str) -> float:
 
 
 def best_rows(rows: list[Row]) -> set[int]:
-    """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
-
-    A variant must be better than the baseline; the baseline must have only worse variants.
-    """
+    """The rows to print bold: of those with one baseline the lowest, by their paired differences, if it is better than
+    the baseline. The baseline itself must have only worse variants."""
     cells: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
             cells.setdefault(row["baseline"], []).append(i)
     found = set()
     for known in cells.values():
-        best = min(known, key=lambda i: rows[i]["perplexity_mean"])
+        best = min(known, key=lambda i: _difference(rows[i]))
         verdict, others = rows[best]["verdict"], {rows[i]["verdict"] for i in known if i != best}
         if verdict == "better" or (verdict == "baseline" and others == {"worse"}):
             found.add(best)
     return found
 
 
+def _difference(row: Row) -> float:
+    """To the baseline; infinite where there is none, which no interval can call better."""
+    delta = 0.0 if row["verdict"] == "baseline" else float(row["delta"])
+    return math.inf if math.isnan(delta) else delta
+
+
 def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
-    legend = f"perplexity, bits/byte and Δ on test, mean ± {ERRORS[error]} over n seeds; * best and not within noise"
+    legend = f"perplexity, bits/byte and Δ on test, mean ± {ERRORS[error]} over n seeds"
+    legend += "; * lowest, and not within noise of the baseline"
     if any(row["active_parameters"] < row["parameters"] for row in rows):
         legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
     if (match := comparison.provenance.get("match")) and match["kind"] != "parameters":

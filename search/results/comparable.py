@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlab.search.results.selection import Selection
@@ -50,3 +50,15 @@ def spec_of(variant: Mapping[str, Any]) -> dict[str, Any]:
     was 0.02 when records left it out."""
     spec: dict[str, Any] = variant.get("spec") or {}
     return {**spec, "init": {"std": 0.02, **spec.get("init", {})}} if spec else {}
+
+
+def paired_means(rows: Sequence[dict[str, Any]], mean: str) -> dict[str, float]:
+    """The means of a table's rows, as their order should be read: that of the baseline plus the paired difference, so
+    that a row with other seeds than its baseline owes nothing to them; its own where it has no difference."""
+    own = {row["variant"]: row for row in rows}
+
+    def of(row: dict[str, Any]) -> float:
+        at_base = row["baseline"] != row["variant"] and math.isfinite(row["delta"])
+        return of(own[row["baseline"]]) + float(row["delta"]) if at_base else float(row[mean])
+
+    return {name: of(row) for name, row in own.items()}

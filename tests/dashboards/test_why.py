@@ -232,6 +232,10 @@ def test_losses_of_other_questions_make_no_effect(compared):
     assert [*all_effects(variants, found)["factor"]] == ["gate", "qk_norm", "short_conv"], "these are not paired"
     (told,) = effects_frame(pairs_frame(variants, found, "block.norm.placement"), found.noise).to_dict("records")
     assert math.isfinite(told["mean"]) and math.isnan(told["low"]) and math.isnan(told["high"])
+    assert interactions_frame(variants, found)["half"].notna().all(), "each loss has a partner with its batches"
+    four = [{**v, "batches": str((v["name"].partition("[")[2], v["components"]["gate"]))} for v in record["variants"]]
+    halves = interactions_frame(four, found).set_index(["one", "other"])["half"]
+    assert math.isnan(halves["gate", "block.norm.placement"]) and math.isfinite(halves["gate", "qk_norm"])
 
 
 def test_effects_have_no_interval_where_the_table_has_none_or_looked_at_the_seeds(compared):

@@ -18,7 +18,7 @@ from archlab.search.formatting.tables import DASH, Block, Cell, Column, Row, col
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.selection import loss
 from archlab.search.results.told import Record, Rows, Seen, Told
-from archlab.search.statistics.contrast import Floats
+from archlab.search.statistics.contrast import MINIMUM_SEEDS, Floats
 from archlab.search.statistics.intervals import pooled_spread, unbalanced_residual_variance
 from archlab.search.statistics.moderated import expected_df
 from archlab.search.statistics.pareto import front
@@ -110,15 +110,19 @@ def _recipes(told: Record, recipes: Record, trials: Rows) -> Iterable[dict[str, 
     """A row per recipe of the whole trials, the study's own first; `seeds` are its losses row by row."""
     for name, changes in recipes["named"].items():
         mine: dict[str, dict[int, float]] = {row: {} for row in told["rows"]}
-        results = []
+        results, lost = [], False
         for trial in trials:
             row, recipe = recipes["rows"].get(trial["variant"], ("", ""))
-            if recipe == name and (value := loss(trial, "test")) is not None:
+            if recipe != name:
+                continue
+            value = loss(trial, "test")
+            lost = lost or value is None
+            if value is not None:
                 mine[row][trial["seed"]] = value
                 results.append(trial["result"])
         shared = sorted(set.intersection(*map(set, mine.values())))
         losses = np.array([[by_seed[seed] for seed in shared] for by_seed in mine.values()])
-        whole = bool(shared)
+        whole = bool(shared) and not lost
         sd, df = _noise(losses) if whole else (NAN, 0)
         low, high = sd_interval(sd, df)
         means = losses.mean(1).tolist() if whole else [NAN] * len(mine)
@@ -153,13 +157,14 @@ def sd_interval(sd: float, df: int) -> tuple[float, float]:
 
 def resolvable(sd: float, trials: float, variants: int) -> float:
     """The half-width of a difference's 95% interval where `variants` share so many trials, all compared with one of
-    them, and one trial has the standard deviation `sd`; infinite where each has less than two. Without documents."""
+    them, and one trial has the standard deviation `sd`; infinite where each has too few for
+    an interval. Without documents."""
     from archlab.search.statistics.dunnett import dunnett_critical
 
     if not math.isfinite(trials) or not math.isfinite(sd):
         return NAN
     seeds = min(int(trials // variants), MOST_SEEDS)
-    if seeds < 2 or variants < 2:
+    if seeds < MINIMUM_SEEDS or variants < 2:
         return math.inf
     return dunnett_critical(variants - 1, expected_df(variants, 1, seeds)) * sd * math.sqrt(2 / seeds)
 

@@ -206,11 +206,13 @@ def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[s
 def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFrame:
     """A row per two factors of two levels: by how much the one's difference is larger where the other one is at its
     second level, (ab - b) - (a - 0), mean over the cells that have all four and the seeds that all four have, with the
-    half width of its 95% interval (the variances of `effects_frame`, of four losses)."""
+    half width of its 95% interval (the variances of `effects_frame`, of four losses); NaN where four losses are of so
+    many batches that a seed's luck with them does not cancel."""
     import pandas as pd
 
     levels, losses = levels_of(variants), _losses(comparison)
     asked = {variant["name"]: _asked(variant, comparison.noise["unit"]) for variant in variants}
+    batches = {variant["name"]: variant.get("batches") for variant in variants}
     two = {name: own for name, own in factors(variants).items() if len(own) == 2}
     rows = []
     for a, b in itertools.combinations(two, 2):
@@ -219,8 +221,10 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
             if a in own and b in own:
                 cells.setdefault(_without(own, (a, b)), {})[own[a], own[b]] = name
         whole = [cell for cell in cells.values() if len(cell) == 4 and _alike(asked[name] for name in cell.values())]
-        values, counts = [], []
+        values, counts, cancels = [], [], True
         for cell in whole:
+            seen = [batches[cell[x, y]] for x in two[a] for y in two[b]]
+            cancels &= sorted([seen[0], seen[3]], key=str) == sorted(seen[1:3], key=str)  # those added, those taken off
             four = [losses.get(cell[x, y], {}) for x in two[a] for y in two[b]]
             if seeds := set.intersection(*map(set, four)):
                 neither, second, first, both = (float(np.mean([own[seed] for seed in seeds])) for own in four)
@@ -228,6 +232,7 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
                 counts.append(len(seeds))
         if values:
             half = _half_width(sum(4 / count for count in counts) / len(values) ** 2, comparison.noise)
+            half = half if cancels else NAN
             rows.append({"one": a, "other": b, "value": float(np.mean(values)), "half": half, "cells": len(values)})
     return pd.DataFrame(rows, columns=["one", "other", "value", "half", "cells"])
 

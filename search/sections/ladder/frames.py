@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archlab.search.results.comparable import NO_DIFFERENCE
+from archlab.search.formatting.frames import records
+from archlab.search.results.comparable import NO_DIFFERENCE, paired_means
 from archlab.search.results.selection import Selection, with_tuned_size
 from archlab.search.statistics import power_laws as scaling
 from archlab.search.statistics.compute_gain import gain
@@ -72,8 +73,8 @@ def scaling_frames(
     Gains need losses that compare: `compared` says whether tokens are one thing throughout the study.
 
     rungs: a row per variant: `parameters` and `non_embedding` ones, `tokens` trained on, `compute` in FLOPs of training
-        (three forward passes, mask-aware), the TEST `loss` in nats/token, mean over the seeds, and `gain`, the
-        compute-equivalent one along the baseline's curve.
+        (three forward passes, mask-aware), the TEST `loss` in nats/token, that of its baseline plus the paired
+        difference, and `gain`, the compute-equivalent one along the baseline's curve.
     fits: a row per series, loss `of` ("test", a domain, "mean of domains"), law and constant: `value` with its 95%
         interval, NaN where the data bounds nothing, or where nothing is left over to make it from (`exact`); `at` is
         the compute of an IsoFLOP minimum, `n` the rungs used; or a row without a constant that says `why` the law was
@@ -84,7 +85,8 @@ def scaling_frames(
     ladder = record.get("ladder")
     if not ladder:
         return pd.DataFrame(columns=RUNGS), pd.DataFrame(columns=FITS)
-    rows = list(_rungs(record, selections, table))
+    losses = dict(zip(table["variant"], table["loss_mean"], strict=True))
+    rows = list(_rungs(record, selections, paired_means(records(table), "loss_mean") if compared else losses))
     found = _series(record, rows, size_of(ladder))
     others = _of_domains(rows, domains)
     fits: list[Fit] = []
@@ -99,8 +101,7 @@ def scaling_frames(
     return pd.DataFrame(rows, columns=RUNGS), pd.DataFrame(fits, columns=FITS)
 
 
-def _rungs(record: dict[str, Any], selections: list[Selection], table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    losses = dict(zip(table["variant"], table["loss_mean"], strict=True))
+def _rungs(record: dict[str, Any], selections: list[Selection], losses: dict[str, float]) -> Iterator[dict[str, Any]]:
     for plain, selection in zip(record["variants"], selections, strict=True):
         variant = with_tuned_size(plain, selection)
         ran = [t["result"].get("tokens") for t in selection.complete.values()]

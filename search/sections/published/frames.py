@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from archlab.search.formatting.frames import NAN, records
+from archlab.search.results.comparable import paired_means
 from archlab.search.results.measured import DIVERGED, OF_TABLE, PERPLEXITY, is_number
 from archlab.search.statistics.rank_correlation import kendall, ranks, spearman
 
@@ -31,10 +32,11 @@ def published_frame(record: Row, table: pd.DataFrame, measures: pd.DataFrame, un
     asked = record.get("published") or {}
     variants: dict[str, Row] = asked.get("variants", {})
     own = {row["variant"]: row for row in records(table)}
+    ordered = paired_means([*own.values()], "loss_mean" if unit == "nats/token" else "bits_per_byte_mean")
     found = [_row(asked, own, name, row, measures) for name, row in variants.items() if name in own]
     for group in dict.fromkeys(row["group"] for row in found):
         mine = [row for row in found if row["group"] == group]
-        ranked = [(row, values) for row in mine if (values := _values(row, own[row["variant"]], unit)) is not None]
+        ranked = [(row, values) for row in mine if (values := _values(row, ordered[row["variant"]])) is not None]
         for place, name in enumerate(("rank", "published_rank")):
             for (row, _), rank in zip(ranked, ranks([values[place] for _, values in ranked]), strict=True):
                 row[name] = rank
@@ -94,10 +96,9 @@ def _ours(number: str, row: Row, own: dict[str, Row], measures: pd.DataFrame) ->
     return found[0] if found else NAN
 
 
-def _values(row: Row, ours: Row, unit: str) -> tuple[float, float] | None:
+def _values(row: Row, ours: float) -> tuple[float, float] | None:
     """What the two orders are made of, infinite where a row diverged; None where one of the two is not known."""
-    one = ours["perplexity_mean" if unit == "nats/token" else "bits_per_byte_mean"]
-    one = math.inf if ours["verdict"] == DIVERGED else one
+    one = math.inf if row["verdict"] == DIVERGED else ours
     other = math.inf if row["diverged"] else row["published"]
     return None if math.isnan(one) or math.isnan(other) else (one, other)
 

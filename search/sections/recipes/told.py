@@ -70,6 +70,7 @@ class ToldOfRecipes(Told):
         yield Block("Every variant at its best recipe", columns, LEGEND)
 
 
+_SAYING = ("better", "worse", "within noise", "equivalent", "undecided")  # something of a difference
 TABLE = ("variant", "loss_mean", "delta", "delta_low", "delta_high", "verdict")
 
 
@@ -77,12 +78,17 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
     """The rows at their best recipes, compared as those of a table without recipes are."""
     selections = {each.variant: each for each in seen.selections}
     variants = {each["name"]: each for each in seen.record["variants"] if each["name"] in rows}
-    best: dict[str, str] = {}
-    for name in sorted(variants, key=lambda name: _validation(selections[name])):
-        if np.isfinite(_validation(selections[name])):
-            best.setdefault(rows[name][0], name)
     bases = {rows[name][0]: rows[each["baseline"]][0] for name, each in variants.items()}
-    chosen = [best[row] for row in bases if row in best and bases[row] in best]
+    own = {row: [selections[name] for name in variants if rows[name][0] == row] for row in bases}
+    best = {row: name for row, some in own.items() if (name := _lowest(some))}
+    while alone := [row for row in best if bases[row] not in best]:
+        best = {row: name for row, name in best.items() if row not in alone}
+    verdicts = {row: {each["recipe"]: each["verdict"] for each in records(under[under["row"] == row])} for row in bases}
+    for row in bases:
+        if row not in best:
+            said = " or ".join(dict.fromkeys(verdicts[row].values()))
+            yield row, "", "", 0, *[NAN] * 5, said, ""
+    chosen = [best[row] for row in bases if row in best]
     if not chosen:
         return
     kept = [{**variants[name], "baseline": best[bases[rows[name][0]]]} for name in chosen]
@@ -107,15 +113,24 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
             "baseline"
             if bases[row] == row
             else apart(record, variant, at[variant["baseline"]]) or verdict_of(contrast, record),
-            holds({each["recipe"]: each["verdict"] for each in records(under[under["row"] == row])}),
+            holds(verdicts[row]),
         )
 
 
-def _validation(selection: Selection) -> float:
-    """The mean validation loss over the seeds; infinite for a variant that has no mean, or none yet."""
-    found = [loss(trial, "validation") for trial in selection.complete.values()]
-    known = [value for value in found if value is not None]
-    return float(np.mean(known)) if known and not selection.has_no_mean else np.inf
+def _lowest(selections: Iterable[Selection]) -> str | None:
+    """The variant with the lowest mean validation loss over the seeds that all have; None where none has a loss. One
+    that will have no mean is left out, as is one without a loss yet."""
+    found = {each.variant: _validation(each) for each in selections if not each.has_no_mean}
+    found = {name: by_seed for name, by_seed in found.items() if by_seed}
+    seeds = set.intersection(*map(set, found.values())) if found else set()
+    means = {name: np.mean([by_seed[seed] for seed in seeds or by_seed]) for name, by_seed in found.items()}
+    return min(means, key=lambda name: means[name], default=None)
+
+
+def _validation(selection: Selection) -> dict[int, float]:
+    """The validation losses by seed."""
+    found = {seed: loss(trial, "validation") for seed, trial in selection.complete.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def holds(verdicts: Mapping[str, str]) -> str:
@@ -127,9 +142,10 @@ def holds(verdicts: Mapping[str, str]) -> str:
         return "reversed: " + ", ".join(f"{word} under {' and '.join(names)}" for word, names in under.items())
     word = "better" if under["better"] else "worse"
     names, count = under[word], len(verdicts)
-    if len(names) == 1:
+    silent = [f"{said} under {recipe}" for recipe, said in verdicts.items() if said not in _SAYING]
+    if len(names) == 1 and not silent:
         return f"{word} under one recipe only ({names[0]})"
     if names:
-        return f"{word} under {len(names)} of {count} recipes"
+        return "; ".join([f"{word} under {len(names)} of {count} recipes", *silent])
     same = set(verdicts.values())
     return f"{same.pop()} under {count} of {count} recipes" if len(same) == 1 else "decided under no recipe"

@@ -124,13 +124,13 @@ def tuning_frame(
 ) -> pd.DataFrame:
     """A row per variant that tuned its learning rate; verdicts for the variants in `comparable`.
 
-    A difference within the 95% interval of one pair of seeds, 1.96 sqrt(2) seed_sd, is noise. Needs a record with
-    baselines.
+    A difference within the 95% interval of one pair of seeds, 1.96 sqrt(2) seed_sd, is noise; where that is not known
+    there are no verdicts. Needs a record with baselines.
     """
     import pandas as pd
 
     curves = {selection.variant: curve for selection in selections if (curve := curve_of(selection))}
-    noise = 1.96 * math.sqrt(2) * (seed_sd or 0.0)
+    noise = None if seed_sd is None else 1.96 * math.sqrt(2) * seed_sd
     rows = []
     for variant in record["variants"]:
         name, base = variant["name"], variant["baseline"]
@@ -141,7 +141,7 @@ def tuning_frame(
         vocab = (variant.get("spec") or {}).get("vocab")
         spread = sensitivity(curve, math.log(vocab) if vocab else math.inf)
         known = name in comparable and base in curves
-        said = "baseline" if name == base else verdict(curve, curves[base], noise) if known else ""
+        said = "baseline" if name == base else verdict(curve, curves[base], noise) if known and noise else ""
         rows.append((name, curve.best, *fitted, *stable(curve), *spread, said))
     columns = ["variant", "lr", "fitted_lr", "fitted_loss", "curvature", "stable_lr", "diverged_lr"]
     spread_over = ["sensitivity", "sensitivity_from", "sensitivity_to"]

@@ -178,6 +178,9 @@ def test_a_recipe_that_has_no_loss_stands_as_a_row_without_numbers() -> None:
     own, other = _recipes({"rows": ["a"]}, {"named": {"as is": {}, "try 1": {"lr": 1.0}}, "rows": rows}, trials)
     assert np.isnan([own["loss"], own["sd"], own["seconds"]]).all()
     assert (other["loss"], other["sd"], other["df"]) == (1.5, pytest.approx(np.sqrt(0.5)), 1)
+    trials.append(trials[-1] | {"variant": "a [recipe=try 1]", "seed": 2})
+    _, survivors = _recipes({"rows": ["a"]}, {"named": {"as is": {}, "try 1": {"lr": 1.0}}, "rows": rows}, trials)
+    assert np.isnan([survivors["loss"], survivors["sd"]]).all(), "the seeds that did not diverge are no result"
 
 
 def test_a_store_without_one_says_how_to_make_one(tmp_path: Path) -> None:
@@ -300,5 +303,5 @@ def test_what_a_table_resolves_is_the_half_width_of_dunnetts_interval() -> None:
     # two variants have one comparison, whose interval is Student's; 24 trials are 12 seeds of each
     found, df = resolvable(0.01, 24.9, 2), expected_df(2, 1, 12)
     assert found == pytest.approx(stats.t.ppf(0.975, df) * 0.01 * np.sqrt(2 / 12), rel=2e-3)
-    assert resolvable(0.01, 3, 2) == np.inf and resolvable(0.005, 24, 2) == pytest.approx(found / 2)
+    assert resolvable(0.01, 5, 2) == np.inf and resolvable(0.005, 24, 2) == pytest.approx(found / 2)
     assert resolvable(0.01, 24, 4) > found

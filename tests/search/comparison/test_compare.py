@@ -392,6 +392,16 @@ def test_a_variant_that_is_another_one_enters_the_noise_once() -> None:
     assert "twin: the same trials as sdpa; they enter the seed variance once" in comparison.notes
 
 
+def test_a_variant_with_a_pruned_seed_has_no_means_by_domain() -> None:
+    record, trials = make_study(EFFECTS)
+    record["data"]["domains"] = [{"name": "prose"}]
+    for trial in trials:
+        trial["documents"] = {**trial["documents"], "domain": np.zeros(len(trial["documents"]["nll"]), int)}
+    assert {*compare(record, trials).domains["variant"]} == {*EFFECTS}
+    end_as(pick(trials, "sdpa", role="repeat", seed=1), "pruned", "median at step 50")
+    assert {*compare(record, trials).domains["variant"]} == {*EFFECTS} - {"sdpa"}
+
+
 def test_search_is_ranked_by_validation_and_its_best_stands_in_the_table() -> None:
     record, _ = make_study({"base": 0.0}, seeds=1, rates=())
     effects = [0.02, -0.03, 0.01, 0.0]

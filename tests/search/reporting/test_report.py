@@ -14,10 +14,11 @@ import pytest
 from archlab.search.comparison.compare import compare
 from archlab.search.formatting.tables import DASH, Block, Cell, Column, short_count
 from archlab.search.formatting.words import terse
+from archlab.search.reporting.main_table import best_rows
 from archlab.search.reporting.report import FORMATS, build_page, report, to_plain
 from archlab.search.reporting.text import _block
 from archlab.search.results.comparison import Comparison
-from tests.search.compare_kit import end_as, make_study, make_trial, pick
+from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}
 
@@ -141,6 +142,18 @@ def test_best_is_bold_only_beyond_noise() -> None:
     assert bold({"baseline": 0.0, "sdpa": -0.0005, "dense": 0.05}) == []
     assert bold({"baseline": 0.0, "sdpa": 0.05, "dense": 0.05}) == ["baseline"]
     assert bold({"baseline": 0.0, "sdpa": 0.0005, "dense": 0.05}) == []
+
+
+def test_what_is_bold_owes_nothing_to_its_seeds() -> None:
+    """`dense` is lowest at each seed that both have; `sdpa` alone lacks the seed that is worst for all."""
+    effects = {"baseline": 0.0, "sdpa": -0.05, "dense": -0.06}
+    record, trials = make_study(effects, seeds=4, rates=())
+    for trial in trials:
+        trial["result"] = trial["result"] | {"test": measures(3 + effects[trial["variant"]] + 0.1 * trial["seed"])}
+    fewer = [trial for trial in trials if (trial["variant"], trial["seed"]) != ("sdpa", 3)]
+    rows = compare(record, fewer).table.to_dict("records")
+    assert rows[1]["loss_mean"] < rows[2]["loss_mean"]
+    assert best_rows([{**row, "verdict": row["verdict"].replace("incomplete", "better")} for row in rows]) == {2}
 
 
 def test_too_few_seeds_are_never_bold() -> None:

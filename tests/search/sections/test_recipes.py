@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from archlab.search.comparison.compare import compare, load_comparison
 from archlab.search.planning.edits import _changed
 from archlab.search.planning.plan import plan
+from archlab.search.reporting.findings import findings
 from archlab.search.reporting.report import report, to_plain
 from archlab.search.running.run import run
 from archlab.search.sections.recipes.told import holds
@@ -81,6 +83,8 @@ def test_a_changed_recipe_is_told_as_an_edit(tmp_path: Path) -> None:
         ({"a": "better", "b": "worse", "c": "better"}, "reversed: better under a and c, worse under b"),
         ({"a": "within noise", "b": "within noise"}, "within noise under 2 of 2 recipes"),
         ({"a": "equivalent", "b": "undecided"}, "decided under no recipe"),
+        ({"a": "better", "b": "incomplete"}, "better under 1 of 2 recipes; incomplete under b"),
+        ({"a": "better", "b": "better", "c": "diverged"}, "better under 2 of 3 recipes; diverged under c"),
         ({"a": "baseline", "b": "baseline"}, ""),
     ],
 )
@@ -132,7 +136,30 @@ def test_a_row_without_a_mean_under_one_recipe_stands_at_another(tmp_path: Path)
     best = compare(record, trials).best_recipes.set_index("row")
     assert best.loc["gated", "recipe"] == "a"
     end_as(pick(trials, "gated [recipe=a]"), "diverged", "loss is not finite")
-    assert [*compare(record, trials).best_recipes["row"]] == ["baseline"]
+    found = compare(record, trials)
+    lost, base = found.best_recipes.set_index("row").loc["gated"], found.best_recipes.set_index("row").loc["baseline"]
+    assert (lost["verdict"], lost["recipe"], lost["n"], base["verdict"]) == ("diverged", "", 0, "baseline")
+    assert ("diverged", "gated diverged: no comparison with baseline") in findings(found)
+
+
+def test_the_best_recipe_is_not_that_of_the_luckier_seeds() -> None:
+    """Each seed has luck of its own, and the better recipe of `gated` has a seed more, which is an unlucky one."""
+    record, trials = asked({"baseline": {"x": 0.3, "y": 0.3}, "gated": {"x": 0.02, "y": 0.0}}, seeds=5, seed_sd=1e-4)
+    for trial in trials:
+        trial["result"] = deepcopy(trial["result"])
+        for split in ("validation", "test"):
+            trial["result"][split]["loss"] += 0.5 * (trial["seed"] == 4)
+    fewer = [trial for trial in trials if trial["variant"] != "gated [recipe=x]" or trial["seed"] < 4]
+    assert compare(record, fewer).best_recipes.set_index("row").loc["gated", "recipe"] == "y"
+
+
+def test_a_row_whose_baseline_has_no_loss_yet_waits_with_those_that_compare_with_it() -> None:
+    record, trials = asked({"baseline": {"x": 0.0, "y": 0.0}, "all": {"x": 0.1, "y": 0.2}, "one": {"x": 0.2, "y": 0.1}})
+    for variant in record["variants"]:
+        if variant["row"] == "one":
+            variant["baseline"] = variant["name"].replace("one", "all")
+    found = compare(record, [trial for trial in trials if not trial["variant"].startswith("baseline")])
+    assert not found.best_recipes["recipe"].any()
 
 
 def test_a_row_whose_best_recipe_was_tested_on_other_text_is_not_compared() -> None:

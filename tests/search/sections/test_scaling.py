@@ -22,7 +22,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.statistics.compute_gain import gain
 from archlab.search.statistics.power_laws import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
 from archlab.search.study.load import load_study
-from tests.search.compare_kit import FINGERPRINT, retold
+from tests.search.compare_kit import FINGERPRINT, make_study, measures, retold
 from tests.search.study_files import write_study
 
 E, A, B, ALPHA, BETA = 1.7, 60.0, 50.0, 0.34, 0.28
@@ -230,6 +230,25 @@ def compared(folder: Path, ladder: str, factor: float = 1.3, domains: bool = Fal
     for variant in record["variants"] if domains else ():
         variant["domains"] = ["prose", "code"]
     return compare(record, trials)
+
+
+def test_a_gain_owes_nothing_to_the_seeds_of_a_variant() -> None:
+    """Both have the same losses at each of four rungs; the variant has two of the five seeds, the lucky ones."""
+    luck = [-0.05, -0.05, 0.08, 0.08, 0.08]
+    names = {f"{row} {rung}": 0.0 for rung in range(4) for row in ("base", "gated")}
+    record, trials = make_study(names, seeds=5, rates=())
+    record |= {"ladder": {"count": "parameters", "lengths": 1}}
+    for variant in record["variants"]:
+        row, rung = variant["name"].split()
+        size = 10**5 * 4 ** int(rung)
+        variant |= {"baseline": f"base {rung}", "series": row, "rung": rung, "tokens": 10**6}
+        variant |= dict.fromkeys(("parameters", "non_embedding", "training_flops_per_token"), size)
+    for trial in trials:
+        test = measures(3.0 - 0.2 * int(trial["variant"][-1]) + luck[trial["seed"]])
+        trial["result"] = {**trial["result"], "tokens": 10**6, "test": test}
+    fewer = [trial for trial in trials if trial["variant"].startswith("base") or trial["seed"] < 2]
+    gains = compare(record, fewer).rungs.set_index("variant")["gain"]
+    assert [gains[f"gated {rung}"] for rung in range(4)] == pytest.approx([1.0] * 4, abs=0.02)
 
 
 SIZES = "sizes: {d_model: [32, 64, 128, 256], block.attention.heads: [2, 4, 8, 16]}"

@@ -334,6 +334,12 @@ def test_the_verdict_says_whether_a_difference_hangs_on_the_rate(ours: tuple[flo
     assert verdict(mine, base, noise=0.05) == expected
 
 
+def test_there_is_no_verdict_on_a_rate_before_the_noise_is_known(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 5e-3, 2e-2]}", seeds="seeds: 1")
+    found = compare(made.record(), simulate(made, valley(5e-3)))
+    assert found.noise["seed_sd"] is None and [*found.tuning["verdict"]] == ["baseline", ""]
+
+
 def test_reports_show_the_curve_and_what_ended_early(tmp_path: Path) -> None:
     made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
     trials = simulate(made, valley(5e-3, over=1.5e-2))
