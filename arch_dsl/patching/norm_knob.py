@@ -127,14 +127,23 @@ def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
     Nothing changes where these are not normed alike, or where the node says `pre`, `post`, `join` or a norm of its own.
     """
     block = get(before, steps[:-1])
-    outer = isinstance(given.value, dict) and given.value.keys() & OUTER
-    if not isinstance(block, Block) or after is INVALID or outer:
+    if not isinstance(block, Block) or after is INVALID or says_outside(given):
         return after
     said, branch = NORM.read(before, steps[:-1]), get(after, steps[:-1]).get(steps[-1])
     if not isinstance(said, dict) or not isinstance(branch, Sublayer) or _norm_of(branch) != ("none", None):
         return after
     placement, norms = _parse_norm(Node.of(said), "", [])
     return put_at(after, steps, _normed(branch, norms, placement))
+
+
+def says_outside(given: Node) -> bool:
+    """Whether the node of a branch says `pre`, `post` or `join`."""
+    return isinstance(given.value, dict) and any(site in given.value for site in OUTER)
+
+
+def bare(branch: Sublayer) -> Sublayer:
+    """A branch without what the knobs `norm` and `join` of its block set."""
+    return _normed(branch, (), "pre").replace(join=Add())
 
 
 def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublayer:

@@ -13,8 +13,9 @@ from archlab.arch_dsl.language.spec import Spec, had_by
 from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.patching.join_knob import joined_alike
 from archlab.arch_dsl.patching.knobs import knobs_of
-from archlab.arch_dsl.patching.norm_knob import normed_alike
+from archlab.arch_dsl.patching.norm_knob import bare, normed_alike, says_outside
 from archlab.arch_dsl.patching.shortform import Found, strip, turn
+from archlab.arch_dsl.primitives.branch import Sublayer
 from archlab.arch_dsl.tree.block import Block, with_type
 from archlab.arch_dsl.tree.knob import Knob
 from archlab.arch_dsl.tree.paths import Steps, get, index_of, is_edit, names_at, overrides_at, set_node
@@ -89,7 +90,8 @@ def _undone(done: Done, steps: Steps, setting: Setting, root: Any) -> list[Probl
     found = []
     for other, (first, value) in done.items():
         now = _held(root, other)
-        if not _still(value, now) and not is_edit(setting.node) and steps[: len(other)] != other:
+        kept = _still(value, now) or _outside_alone(first, value, now)
+        if not kept and not is_edit(setting.node) and steps[: len(other)] != other:
             message = f"would undo {'.'.join(other)}, which was set{_origin(first, setting)}"
             found.append(Problem(".".join(steps), message, setting.mark))
         done[other] = (first, value if isinstance(value, _Brought) else now)
@@ -119,6 +121,16 @@ def _still(value: Any, now: Any) -> bool:
     if isinstance(now, list) and isinstance(value, dict):
         return value in now or (set(value) == {"type"} and value["type"] in now)
     return bool(now == value)
+
+
+def _outside_alone(first: Setting, value: Any, now: Any) -> bool:
+    """Whether a branch that said nothing of its norms and its join has changed in these alone: they are its block's."""
+    return (
+        isinstance(value, Sublayer)
+        and isinstance(now, Sublayer)
+        and not says_outside(first.node)
+        and bare(value) == bare(now)
+    )
 
 
 def _origin(first: Setting, second: Setting) -> str:

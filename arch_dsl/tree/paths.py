@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.errors import Problem, SpecError, nearest, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import (
@@ -134,6 +134,8 @@ def set_node(root: Spec, steps: Steps, node: Node, problems: list[Problem]) -> A
             return parse_value(Branch, with_type(steps[-1], node), path, problems)
         if isinstance(old, tuple) and (edit := _edit_of(node)):
             return _edit(old, annotation, edit, node, path, problems)
+        if isinstance(old, tuple) and (message := _no_edit(node)):
+            return refuse(problems, path, message, node.mark)
         if isinstance(old, Branch) and isinstance(node.value, dict) and "type" not in node.value:
             typed = {"type": Node(old.type), **node.value}
             return parse_value(annotation, Node(typed, node.mark, node.key_marks), path, problems)
@@ -209,6 +211,17 @@ def _edit_of(node: Node) -> str | None:
         key = next(iter(node.value))
         return key if key in EDITS else None
     return None
+
+
+def _no_edit(node: Node) -> str | None:
+    """What is wrong with a mapping that is meant as an edit of a list and is none."""
+    if not isinstance(node.value, dict) or "type" in node.value:
+        return None
+    edits = [name for name in node.value if name in EDITS]
+    if len(edits) > 1:
+        return f"holds {' and '.join(edits)}: one edit at a time, each in a mapping of its own in the list of a variant"
+    meant = {name: nearest(name, EDITS, 0.8) for name in node.value if name not in EDITS}
+    return next((unknown(name, "edit of a list", EDITS) for name, edit in meant.items() if edit), None)
 
 
 def _edit(old: tuple[Any, ...], annotation: Any, edit: str, node: Node, path: str, problems: list[Problem]) -> Any:

@@ -20,10 +20,12 @@ from archlab.search.planning.foreseen import foreseen
 from archlab.search.planning.known import Known
 from archlab.search.planning.plan import Plan
 from archlab.search.recipe.initial_weights import start_lines
+from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import stage_lines
 from archlab.search.sections.budget.spec import standing
 from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
 from archlab.search.sections.evaluate.wanted import to_measure
+from archlab.search.sections.recipes.spec import AXIS
 from archlab.search.sections.tune.spec import Tune, short
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
@@ -208,11 +210,12 @@ def _component_lines(planned: Plan, shown: list[str]) -> Iterator[str]:
 
 def _trials_line(planned: Plan) -> str:
     recipe = planned.variants[0].recipe
-    batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
-    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
-    if planned.study.ladder:
-        lengths = [variant.recipe.tokens for variant in planned.variants]
-        each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
+    lengths = [variant.recipe.tokens for variant in planned.variants]
+    each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
+    under = planned.variants[0].axes.get(AXIS)  # the other recipes have lines of their own
+    steps = {_steps(variant.recipe) for variant in planned.variants if variant.axes.get(AXIS) == under}
+    if len(steps) == 1:
+        each += f" ({steps.pop()})"
     if (search := planned.study.search) and search.promote:
         shortest = search.promote[0].tokens or planned.study.train.tokens
         each = f"{count(shortest)} to {count(recipe.tokens)} tokens"
@@ -233,6 +236,11 @@ def _trials_line(planned: Plan) -> str:
         limits = [f"{value:,.10g} {name.replace('_', ' ')}" for name, value in search.constraints.values().items()]
         text += f", each with at most {' and '.join(limits)}" if limits else ""
     return text
+
+
+def _steps(recipe: Recipe) -> str:
+    batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
+    return f"{recipe.steps} steps of {batch} x {recipe.context}"
 
 
 def _seeds(planned: Plan) -> str:

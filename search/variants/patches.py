@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,20 @@ class Patch:
                 problems.append(Problem(path, "a path must not be empty", item.key_marks.get("", item.mark)))
             else:
                 settings += settings_of(item, path)
+                problems += misplaced(settings)
         return INVALID if len(problems) > before else cls(tuple(settings), tuple(names))
+
+
+def misplaced(settings: Iterable[Setting]) -> Iterator[Problem]:
+    """Settings whose paths begin where no path does, with how they would be written."""
+    for setting in settings:
+        head, _, rest = setting.path.partition(".")
+        if head == "model" and rest:
+            yield Problem(setting.path, f"a path begins inside the model; write '{rest}'", setting.mark)
+        elif setting.path in ("train", "model") and isinstance(setting.node.value, dict):
+            inner = [name if head == "model" else f"train.{name}" for name in setting.node.value]
+            message = f"is no path that can be set; write {', '.join(map(repr, inner)) or 'paths'}"
+            yield Problem(setting.path, message, setting.mark)
 
 
 @dataclass(frozen=True)

@@ -171,9 +171,11 @@ class Matcher:
                 changed = update(changed, type(changed), path, _always(value))
             return changed
 
+        def count(model: Model) -> int:
+            return match.counted(cost(model.replace(**known), lengths.tokens, lengths.source or None), context)
+
         def counted(size: int) -> int:
-            changed = (sized if all(steps) else at)(size).replace(**known)
-            return match.counted(cost(changed, lengths.tokens, lengths.source or None), context)
+            return count((sized if all(steps) else at)(size))
 
         def ratio(size: int) -> float:
             own = resolve(at(size), vocab=sizes[0], max_positions=sizes[1])
@@ -184,6 +186,8 @@ class Matcher:
                 # from what the one field is in the model that is matched to
                 start = SCALE if several else max(1, _values(target.model, fields, match)[0] // match.multiple)
                 found = solve_time(ratio, start)
+            elif count(model) == target.size:  # a width that changes nothing of it has no other answer
+                return model, {}
             else:
                 found, _ = solve(counted, target.size, self.guesses[several])
         except SpecError as error:
@@ -261,18 +265,24 @@ def _bracket(at: Callable[[int], int], target: int, guess: int) -> tuple[int, in
     while at(low) >= target:
         if low == 1:
             if at(1) > target:
-                raise SpecError.of("", f"even a width of 1 has {at(1):,}, more than the {target:,} to match")
+                message = f"even a width of 1 has {at(1):,}, more than the {target:,} to match{_flat(at)}"
+                raise SpecError.of("", message)
             return 1, 1
         fall = at(high) - at(low)
         reach = high - (at(high) - target) * (high - low) // fall - 1 if fall > 0 else 1
         low, high = max(min(reach, low - 1), 1), low
     while at(high) < target:
         if high >= LARGEST:
-            raise SpecError.of("", f"no width up to {LARGEST:,} reaches the {target:,} to match")
+            raise SpecError.of("", f"no width up to {LARGEST:,} reaches the {target:,} to match{_flat(at)}")
         rise = at(high) - at(low)
         reach = low - (target - at(low)) * (high - low) // -rise if rise > 0 else 0
         low, high = high, min(max(reach, high + 1 + (high - low)), LARGEST)
     return low, high
+
+
+def _flat(at: Callable[[int], int]) -> str:
+    """What is said beside a width that changes nothing of what is matched."""
+    return f"; whatever it is, there are {at(1):,}" if at(1) == at(2) == at(LARGEST) else ""
 
 
 def solve_time(ratio: Callable[[int], float], guess: int) -> int:

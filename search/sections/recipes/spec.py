@@ -111,6 +111,9 @@ def recipe_settings(name: str, node: Node, path: str, problems: list[Problem]) -
     for setting in settings_of(node, f"recipe {name}"):
         if setting.path == _START or setting.path.startswith(f"{_START}."):
             yield replace(setting, path=setting.path.removeprefix("model."))
+        elif setting.path.startswith("train."):
+            message = f"write '{setting.path.removeprefix('train.')}': the paths of a recipe are those of `train`"
+            refuse(problems, f"{path}.{setting.path}", message, setting.mark)
         elif not setting.path or setting.path.split(".")[0] in ("model", "block", "train"):
             message = (
                 f"is no path of `train`; of the model a recipe may change `{_START}` alone, variants change the rest"

@@ -35,13 +35,20 @@ class Condition(Spec):
     literals: tuple[Any, ...]
 
     def holds(self, value: Any) -> bool:
-        """Whether `value`, found at the path, satisfies the condition; 1 and 1.0 are equal, 1 and true are not."""
+        """Whether `value`, found at the path, satisfies the condition; 1 and 1.0 are equal, 1 and true are not. A
+        primitive is compared by its type."""
+        value = type_of(value)
         equal = _spelling(value) in map(_spelling, self.literals)
         return not equal if self.operator == "!=" else equal
 
     def __str__(self) -> str:
         words = [canonical_json(literal) for literal in self.literals]
         return f"{self.path} {self.operator} {'[' + ', '.join(words) + ']' if self.operator == 'in' else words[0]}"
+
+
+def type_of(value: Any) -> Any:
+    """The type of a primitive, as a patch would have it; any other value as it is."""
+    return value.get("type", value) if isinstance(value, dict) else value
 
 
 class When(Spec):

@@ -22,7 +22,7 @@ from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import set_marks
 from archlab.arch_dsl.patching.patch import Setting
-from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, parse_axis
+from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, parse_axis, type_of
 from archlab.search.variants.asks import Question
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
@@ -65,7 +65,7 @@ class Space(Section):
     def needs(self) -> tuple[str, ...]:
         """The paths that conditions ask for and that no axis varies: the base has to say their values."""
         asked = (path for axis in self.axes.values() if axis.when for path in axis.when.paths)
-        return tuple(dict.fromkeys(path for path in asked if path not in self.axes))
+        return tuple(dict.fromkeys(path for path in asked if self.axis_asked(path) is None))
 
     def ordered(self) -> list[tuple[str, Axis]]:
         """The axes, each after those that its condition asks for, otherwise as written."""
@@ -89,8 +89,14 @@ class Space(Section):
         when = self.axes[path].when
         if when is None:
             return True
-        known = {asked: (values if asked in self.axes else given) for asked in when.paths}
-        return all(asked in found for asked, found in known.items()) and when.holds(lambda at: known[at][at])
+        found = dict[str, Any](given)
+        for asked in when.paths:
+            axis = self.axis_asked(asked)
+            if axis is not None and axis not in values:
+                return False
+            if axis is not None:
+                found[asked] = values[axis]
+        return when.holds(lambda at: found[at])
 
     def settings(self, path: str, value: Any, components: Mapping[str, Patch]) -> list[Setting]:
         """What an axis at a value changes in the base."""
@@ -119,10 +125,15 @@ class Space(Section):
                 message = "is the name of a component; an axis of components is {component: [on, off]}"
                 yield Problem(f"space.{path}", message, self.mark(path))
 
+    def axis_asked(self, asked: str) -> str | None:
+        """The axis that a path of a condition asks for: its own, or where it asks for a type that of the primitive."""
+        return next((path for path in (asked, asked.removesuffix(".type")) if path in self.axes), None)
+
     def _asked(self, path: str) -> tuple[str, ...]:
         """The axes that the condition of an axis asks for."""
         when = self.axes[path].when
-        return tuple(asked for asked in when.paths if asked in self.axes) if when else ()
+        axes = [self.axis_asked(asked) for asked in when.paths] if when else []
+        return tuple(axis for axis in axes if axis is not None)
 
     def _complaints(self, path: str) -> list[Problem]:
         """What is wrong with the conditions, seen together."""
@@ -132,11 +143,11 @@ class Space(Section):
             if name in self._below(name):
                 found.append(Problem(where, "its condition depends on itself", mark))
             for term in axis.when.terms if axis.when else ():
-                asked = self.axes.get(term.path)
+                asked = self.axes.get(self.axis_asked(term.path) or "")
                 for value in term.literals if asked else ():
-                    if asked and not asked.holds(value):
+                    if asked and not asked.holds(value) and value not in _types(asked):
                         if isinstance(asked, Choice):
-                            message = unknown(value, f"choice of {term.path}", [str(each) for each in asked.values])
+                            message = unknown(value, f"choice of {term.path}", [*map(str, _types(asked))])
                         else:
                             message = f"{term.path} is never {value}: it goes from {asked.low:g} to {asked.high:g}"
                         found.append(Problem(where, message, mark))
@@ -159,6 +170,11 @@ def component_of(path: str, value: str) -> str | None:
     return None if value == OFF else path if value == ON else value
 
 
+def _types(axis: Axis) -> list[Any]:
+    """The values of an axis of choices as a condition compares them."""
+    return [type_of(value) for value in axis.values] if isinstance(axis, Choice) else []
+
+
 def probes(space: Space, components: Mapping[str, Patch]) -> Iterator[tuple[str, list[Setting]]]:
     """Each axis and one of its choices or ends as a patch, after what its condition needs."""
     for path, axis in space.axes.items():
@@ -173,10 +189,11 @@ def _enabling(space: Space, path: str, above: tuple[str, ...]) -> dict[str, Any]
     """Values of other axes under which the axis at `path` takes one; None where its condition asks for the base."""
     found: dict[str, Any] = {}
     when = space.axes[path].when
-    for asked in when.paths if when else ():
-        if asked not in space.axes or asked in above:
+    for path_asked in when.paths if when else ():
+        asked = space.axis_asked(path_asked)
+        if asked is None or asked in above:
             return None
-        axis, terms = space.axes[asked], [term for term in when.terms if term.path == asked] if when else []
+        axis, terms = space.axes[asked], [term for term in when.terms if term.path == path_asked] if when else []
         tried = [value for term in terms for value in term.literals]
         fitting = (v for v in (*tried, *axis.extremes) if axis.holds(v) and all(term.holds(v) for term in terms))
         value, before = next(fitting, None), _enabling(space, asked, (*above, path))

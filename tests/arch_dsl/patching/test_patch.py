@@ -332,6 +332,57 @@ def test_settings_compose_where_none_is_lost(model, components, path, expected):
     assert site(apply(model, variant(*components)), path) == expected
 
 
+@pytest.mark.parametrize(
+    "alike",
+    [
+        {"block.norm": "layernorm"},
+        {"block.norm.placement": "sandwich"},
+        {"block.norm": {"type": "rmsnorm", "placement": "deepnorm"}},
+        {"block.join": {"type": "weighted", "update": 0.5}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "branch",
+    [{"block.ffn": {"type": "mlp", "width": 8}}, {"block.ffn_2": "geglu"}, {"block.parallel": {"mlp": {"width": 8}}}],
+    ids=str,
+)
+def test_norms_and_joins_of_a_block_undo_no_branch_that_was_set(model, branch, alike):
+    """In either order, as those of a grid come last."""
+    assert canonical(patch(model, {**branch, **alike})) == canonical(patch(model, {**alike, **branch}))
+
+
+def test_a_norm_that_a_branch_said_itself_is_not_undone(model):
+    own = {"block.ffn": {"type": "mlp", "pre": ["layernorm"]}}
+    assert "would undo block.ffn" in refused(model, {**own, "block.norm": "rmsnorm"})
+
+
+def test_a_new_branch_takes_knobs_by_its_name(model):
+    added = patch(model, {"block.attention_2": {"heads": 4, "positional": "rope", "gate": "value"}})
+    assert site(added, "block.attention_2.query") == ["rope"] and site(added, "block.attention_2.value") == ["gate"]
+    group = patch(model, {"block.parallel": {"attention": {"heads": 4, "positional": "rope"}, "mlp": {"width": 8}}})
+    assert site(group, "block.parallel.branches.attention.key") == ["rope"]
+
+
+def test_a_whole_block_brings_its_norm_along(model):
+    block = {"norm": "layernorm", "attention": {"heads": 4, "positional": "rope"}, "ffn": "swiglu"}
+    after = patch(model, {"block": block})
+    assert site(after, "final") == site(after, "block.ffn.pre") == ["layernorm"]
+    assert site(patch(model, {"final": [], "block.ffn": "geglu"}), "final") == []
+
+
+def test_a_knob_replaces_what_a_published_mixer_has_by_itself(model):
+    for gate, where in (("none", None), ("value", "value"), ("sdpa", "sdpa")):
+        mixer = {"type": "gated_delta_net", "heads": 4, "gate": gate}
+        after = patch(model, {"block.attention": mixer}).block["attention"]
+        gated = [
+            name for name in ("query", "key", "value", "sdpa") if any(i.type == "gate" for i in getattr(after, name))
+        ]
+        assert gated == ([where] if where else [])
+    given = {"type": "gated_delta_net", "heads": 4, "gate": "sdpa", "sdpa": ["gate"]}
+    assert "block.attention.gate: stands for sdpa, which is given too" in refused(model, {"block.attention": given})
+
+
 def test_nodes_of_plain_data_have_no_place(model):
     assert patch(model, Node.of({"d_model": 128})) == patch(model, {"d_model": 128})
 

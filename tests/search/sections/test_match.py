@@ -61,8 +61,14 @@ def test_ends_and_ties(target: int, width: int) -> None:
 def test_what_no_width_reaches_is_told() -> None:
     with pytest.raises(SpecError, match=r"even a width of 1 has 10, more than the 9 to match"):
         solve(lambda width: 10 * width, 9)
-    with pytest.raises(SpecError, match=rf"no width up to {LARGEST:,} reaches the 9 to match"):
+    with pytest.raises(
+        SpecError, match=rf"no width up to {LARGEST:,} reaches the 9 to match; whatever it is, there are 5"
+    ):
         solve(lambda width: 5, 9)
+    with pytest.raises(
+        SpecError, match=r"even a width of 1 has 10, more than the 9 to match; whatever it is, there are 10"
+    ):
+        solve(lambda width: 10, 9)
 
 
 @pytest.mark.parametrize("by", ["block.ffn.width", "d_model"])
@@ -142,6 +148,18 @@ def test_what_decoding_keeps_is_matched_in_bytes_of_a_context(place: Path) -> No
     deep = found[2]
     assert deep.matched == {"block.attention.head_dim": 6}, "2/3 of 8 is 5.33: 6 is the nearest even one"
     assert deep.mismatch == pytest.approx(3 * 6 / (2 * 8) - 1)
+
+
+def test_a_width_that_changes_nothing_of_what_is_matched_stays(place: Path) -> None:
+    match = "{cache_bytes: baseline, by: block.ffn.width}"
+    with pytest.raises(
+        SpecError, match=r"more than the [0-9,]+ to match; whatever it is, there are .*\(variant deep\)"
+    ):
+        planned(place, match)
+    path = place / "alike.yaml"
+    path.write_text((KINDS_STUDY % match).replace("  deep: {n_layers: 3}\n", ""))
+    _, gated = plan(load_study(path), place / "store" / "data").variants
+    assert gated.mismatch == 0 and gated.matched == {} and gated.model.block["ffn"].width == 96
 
 
 def test_several_fields_keep_their_proportions(place: Path) -> None:

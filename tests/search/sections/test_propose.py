@@ -14,7 +14,7 @@ from archlab.arch_dsl.language.parse import INVALID, parse, parse_value
 from archlab.arch_dsl.language.source import Node, read_text
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import RandomSampler, TpeSampler
-from archlab.search.sections.search.space import Space
+from archlab.search.sections.search.space import Space, probes
 from archlab.search.trackers.database import open_optuna
 
 SPACE = """
@@ -134,6 +134,23 @@ def test_a_wrong_space_is_refused_in_words(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         space(text)
     assert message in str(caught.value)
+
+
+def test_a_condition_compares_a_choice_of_primitives_by_its_type() -> None:
+    axes = """
+mixer: {choice: [{type: attention, heads: 4}, {type: gated_delta_net, heads: 4}, mlp]}
+kv_heads: {choice: [1, 2], when: "mixer.type == 'attention'"}
+width: {int: [1, 4], when: "mixer == 'mlp'"}
+"""
+    found = space(axes)
+    assert found.needs == () and [path for path, _ in found.ordered()] == ["mixer", "kv_heads", "width"]
+    attention, delta, mlp = found.axes["mixer"].values
+    for path, holds in (("kv_heads", [True, False, False]), ("width", [False, False, True])):
+        assert [found.active(path, {"mixer": value}, {}) for value in (attention, delta, mlp)] == holds
+    tried = {path: settings[0].node.plain() for path, settings in probes(found, {})}
+    assert tried["kv_heads"] == attention and tried["width"] == "mlp"
+    with pytest.raises(SpecError, match="'gated_deltanet' is not a choice of mixer; did you mean 'gated_delta_net'"):
+        space(axes.replace("== 'mlp'", "== 'gated_deltanet'"))
 
 
 def test_all_problems_of_a_space_come_at_once_with_their_places() -> None:
