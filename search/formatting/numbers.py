@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+_ROUNDS_UP = 0.9995  # of a unit: with three digits that is one
+
 
 def plain_console() -> Console:
     """Plain when not a terminal, and then wide enough for tables to stay whole."""
@@ -12,9 +14,9 @@ def plain_console() -> Console:
 
 
 def count(number: float) -> str:
-    """1234567 as 1.23M."""
+    """1234567 as 1.23M, 999900 as 1M."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
+        if abs(number) >= size * _ROUNDS_UP:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
 
@@ -22,7 +24,7 @@ def count(number: float) -> str:
 def size(number: float) -> str:
     """1234567 bytes as 1.23 MB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
+        if number >= factor * _ROUNDS_UP:
             return f"{number / factor:.3g} {unit}"
     return f"{number:.0f} B"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from archlab.search.formatting.words import counted
 from archlab.search.variants.variant import Variant
 
 
@@ -41,6 +42,11 @@ class Judged:
         refused = {"refused": self.reason} if self.reason else {}
         infeasible = {"infeasible": True} if self.broken else {}
         return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}
+
+
+def exceeded(costs: Mapping[str, float], limits: Mapping[str, float], excess: Mapping[str, float]) -> str:
+    """Which limits are exceeded, and by what; '' for none."""
+    return ", ".join(f"{each} {counted(costs[each])} > {counted(limits[each])}" for each in excess if excess[each] > 0)
 
 
 def none_can_be_trained(proposals: Sequence[Judged]) -> str:

@@ -18,7 +18,7 @@ from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
 from archlab.search.sections.search.frames import excess, measured, told
-from archlab.search.sections.search.judged import Judged, none_can_be_trained
+from archlab.search.sections.search.judged import Judged, exceeded, none_can_be_trained
 from archlab.search.sections.search.known_points import decided
 from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.promotion import DECISION, Standing, climb, promoting_of
@@ -139,8 +139,7 @@ class Seeker:
             if "step_time" in self.limits and not any(each > 0 for each in excess(self.limits, known).values()):
                 known["step_time"] = self._step_time(variant)
             over = excess(self.limits, known)
-            broken = [f"{name} {known[name]:.4g} > {self.limits[name]:.4g}" for name in over if over[name] > 0]
-            self.judged[number] = Judged(scaled, known, over, ", ".join(broken))
+            self.judged[number] = Judged(scaled, known, over, exceeded(known, self.limits, over))
         return self.judged[number]
 
     def _refusal(self, judged: Judged) -> Ending:

@@ -402,3 +402,21 @@ def test_a_record_says_how_each_model_starts_and_one_that_does_not_began_at_0_02
     assert model_of(first) == plan(study, tmp_path / "data").variants[0].model
     before = {**first, "spec": {key: value for key, value in first["spec"].items() if key != "init"}}
     assert model_of(before).init.std == 0.02
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({}, "of 512 tokens (4 steps of 4 x 32)"),
+        ({"grid": "grid: {train.tokens: [512, 999.9k]}"}, "of 512 to 1M tokens"),
+        ({"grid": "grid: {train.batch: [2, 4]}"}, "of 512 tokens"),
+        ({"recipes": "recipes: {as is: {}, small: {batch: 2}}"}, "of 512 tokens (4 steps of 4 x 32)"),
+        ({"recipes": "recipes: {as is: {}, long: {tokens: 1k}}"}, "of 512 to 1k tokens (4 steps of 4 x 32)"),
+    ],
+    ids=["alike", "tokens", "batches", "recipes", "longer recipe"],
+)
+def test_a_plan_tells_the_tokens_of_all_its_trials(tmp_path: Path, capsys: Any, sections: Any, told: str) -> None:
+    train = "train: {data: {text: corpus.txt}, tokens: 512, context: 32, batch: 4, lr: 1e-3}"
+    print_plan(plan(load_study(write_study(tmp_path, train=train, **sections)), tmp_path / "data"), tmp_path / "store")
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if " trials of " in each)
+    assert line.endswith(told)
