@@ -2,7 +2,7 @@
 
 from archlab.search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
 from archlab.search.objectives.examples import Answers, Targets
-from archlab.search.objectives.family import Causal, Lengths, Objective, has_encoder
+from archlab.search.objectives.family import Causal, Lengths, Objective, Paired, has_encoder
 from archlab.search.objectives.masking import Masked, MaskedEncoder, Prefix
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Masked",
     "MaskedEncoder",
     "Objective",
+    "Paired",
     "Prefix",
     "SpanCorruption",
     "Targets",

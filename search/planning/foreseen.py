@@ -8,6 +8,7 @@ from itertools import chain
 from archlab.arch_dsl.parts.families import Mask
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.kernels.attention import CAUSAL, FULL
+from archlab.search.objectives import Paired, has_encoder
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedules import AUTO
 from archlab.search.variants.variant import Variant
@@ -66,7 +67,11 @@ def _idle_masks(variant: Variant) -> Iterator[str]:
         for path, branch in block.walk(*filter(None, [name]), "block")
         if isinstance(getattr(branch, "mask", None), Mask)
     }
+    objectives = [own.objective for own in variant.recipe.whole]
+    has_prefix = any(isinstance(each, Paired) for each in objectives) and not has_encoder(variant.model)
     for path, mask in masks:
+        if mask.type == "prefix" and not has_prefix:
+            yield f"{path}.mask: prefix is causal here: the objective {objectives[0].type} gives a text no prefix"
         seen = FULL if mask.looks_ahead else CAUSAL
         if mask.pattern() not in (FULL, CAUSAL) and mask.pairs(context) == seen.pairs(context, context):
             written = brief_text(canonical(mask, brief=True))

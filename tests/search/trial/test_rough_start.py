@@ -122,12 +122,15 @@ def test_a_plan_foresees_masks_that_hide_nothing(tmp_path: Path) -> None:
     rows = "".join(f"  {name}: {{block.attention.mask: {mask}}}\n" for name, mask in masks.items())
     train = "train: {data: {text: corpus.txt}, tokens: 200k, context: 32, batch: 4, lr: 1e-3"
 
-    def told(stages: str = "", objective: str = "") -> list[str]:
-        study = write_study(tmp_path, variants=f"variants:\n  baseline: {{}}\n{rows}", train=f"{train}{stages}}}")
+    def told(more: str = "") -> list[str]:
+        study = write_study(tmp_path, variants=f"variants:\n  baseline: {{}}\n{rows}", train=f"{train}{more}}}")
         return [*foreseen(plan(load_study(study), tmp_path / "data").variants)]
 
+    no_prefix = "block.attention.mask: prefix is causal here: the objective causal gives a text no prefix: prefix"
     assert told() == [
         "block.attention.mask: {type: window, size: 32} hides nothing in a context of 32 tokens: wide",
         "block.attention.mask: {type: fixed, stride: 32, columns: 0} hides nothing in a context of 32 tokens: chunks",
+        no_prefix,
     ]
-    assert told(", stages: [{tokens: 0, context: 64}]") == []
+    assert told(", stages: [{tokens: 0, context: 64}]") == [no_prefix]
+    assert no_prefix not in told(", objective: prefix")
