@@ -9,6 +9,7 @@ from dataclasses import replace
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.patching.patch import Setting
 from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.formatting.words import shortest
 from archlab.search.planning.auto_settings import AUTO, Settled, kept_in, settle
 from archlab.search.planning.builder import Builder
 from archlab.search.sections.design.spec import ALL
@@ -147,13 +148,12 @@ def _needed(base: str, study: Study) -> str:
 
 def _without_twins(variants: list[Variant], study: Study, optional: set[str], omitted: dict[str, str]) -> list[Variant]:
     """Two names for one model and recipe would compare a thing with itself: refused, or left out where a design may."""
-    seen: dict[str, str] = {}
+    seen: dict[str, Variant] = {}
     kept, problems = [], []
     for variant in variants:
-        key = variant.trial(0).key
-        message = f"is the same model and recipe as '{seen.get(key)}'"
-        if key not in seen:
-            seen[key] = variant.name
+        twin = seen.setdefault(variant.trial(0).key, variant)
+        message = f"is the same model and recipe as '{twin.name}'"
+        if twin is variant:
             kept.append(variant)
         elif variant.name in optional and not _needed(variant.base, study):
             omitted[variant.name] = message
@@ -162,6 +162,10 @@ def _without_twins(variants: list[Variant], study: Study, optional: set[str], om
             mark = study.mark("design" if designed else f"variants.{variant.base}")
             why = _needed(variant.base, study) if variant.name in optional else ""
             told = f"{message}; {why or TWIN}"
+            names = {path: shortest(path, study.grid) for path in study.grid}
+            own = [path for path, name in names.items() if twin.axes.get(name) != variant.axes.get(name)]
+            if own and twin.base == variant.base:
+                mark, told = study.mark(f"grid.{own[0]}"), f"{told}; what {own[0]} sets is set otherwise here"
             problems.append(Problem(f"variants.{variant.name}", told, mark))
     if problems:
         raise SpecError(problems)
