@@ -121,14 +121,16 @@ def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] 
 
 
 def with_reference(record: dict[str, Any], name: str) -> dict[str, Any]:
-    """The record with another variant as the baseline: of a study with cells `name` may be the one of each own cell.
+    """The record with another variant as the baseline: of a study with cells `name` may be the one of each own cell,
+    at its own rung of a ladder.
 
     Raises SpecError for a name of none.
     """
     variants = record["variants"]
-    of_cell = {canonical_json(v.get("axes")): v["name"] for v in variants if v["name"].partition(" [")[0] == name}
+    cells = [canonical_json([v.get("axes"), v.get("rung")]) for v in variants]
+    of_cell = {at: v["name"] for at, v in zip(cells, variants, strict=True) if v["name"].partition(" [")[0] == name}
     one = any(v["name"] == name for v in variants)
-    references = [name if one else of_cell.get(canonical_json(v.get("axes"))) for v in variants]
+    references = [name if one else of_cell.get(at) for at in cells]
     if None in references:
         from archlab.arch_dsl.language.errors import SpecError, unknown  # which loads torch
 

@@ -46,10 +46,10 @@ def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
 
 
 def level_name(factor: str, level: str) -> str:
-    """A level as people say it: `with G1`, `without G1`, `n_layers=4`, of a row its name."""
+    """A level as people say it: `with G1`, `without G1`, `n_layers=4`, of a row and of a rung its name."""
     if level in (WITH, WITHOUT):
         return f"{level} {factor}"
-    return level if factor == ROW else f"{factor}={level}"
+    return level if factor in (ROW, RUNG) else f"{factor}={level}"
 
 
 def factor_name(factor: str) -> str:

@@ -86,7 +86,8 @@ class Recipes(Section):
         named = {name: {_short(s.path): s.node.plain() for s in each.settings} for name, each in self.named.items()}
         rows = {}
         for variant in planned.variants:
-            others = ", ".join(f"{axis}={value}" for axis, value in variant.axes.items() if axis != AXIS)
+            cell = [f"{axis}={value}" for axis, value in variant.axes.items() if axis != AXIS]
+            others = ", ".join([*cell, *filter(None, [variant.rung])])
             rows[variant.name] = [f"{variant.base} [{others}]" if others else variant.base, variant.axes[AXIS]]
         return {"named": named, "rows": rows}
 

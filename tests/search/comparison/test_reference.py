@@ -42,6 +42,16 @@ def test_in_a_grid_each_row_is_compared_within_its_cell() -> None:
         with_reference(record, "alibis")
 
 
+def test_in_a_ladder_each_row_is_compared_at_its_rung() -> None:
+    names = [f"{variant} [size={size}]" for size in (1, 2) for variant in ("baseline", "alibi")]
+    record, trials = make_study(dict.fromkeys(names, 0.0))
+    for variant in record["variants"]:
+        _, rung = variant["name"].split(" ", 1)
+        variant |= {"axes": {}, "rung": rung, "baseline": f"baseline {rung}"}
+    found = compare(with_reference(record, "alibi"), trials).table
+    assert list(found["baseline"]) == [names[1], names[1], names[3], names[3]]
+
+
 def test_the_command_says_with_what_it_compared(trained: Any) -> None:
     found = json.loads(archlab("report", "gates", "--against", "gated", "--json").stdout)
     assert [row["verdict"] for row in found["table"]][1] == "baseline"

@@ -63,6 +63,14 @@ def test_recipes_cross_the_grid(tmp_path: Path) -> None:
     assert planned.record()["recipes"]["rows"]["gated [recipe=long, heads=4]"] == ["gated [heads=4]", "long"]
 
 
+def test_rungs_of_a_ladder_are_rows_of_their_own(tmp_path: Path) -> None:
+    ladder = "ladder: {sizes: {d_model: [32, 64]}}"
+    record = plan(load_study(write_study(tmp_path, recipes=RECIPES, ladder=ladder)), tmp_path / "data").record()
+    rows = {row for row, _ in record["recipes"]["rows"].values()}
+    assert len(rows) == 4 and len(record["variants"]) == 12
+    assert {row.partition(" [size=")[0] for row in rows} == {"baseline", "gated"}
+
+
 def test_a_changed_recipe_is_told_as_an_edit(tmp_path: Path) -> None:
     data = tmp_path / "data"
     records = [
