@@ -19,7 +19,7 @@ from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.primitives.balance import average
 from archlab.arch_dsl.primitives.routing import room
 from archlab.arch_dsl.tree.block import Block, Branches
-from archlab.arch_dsl.tree.overrides import LayersNotation, layers_of, no_layers_of
+from archlab.arch_dsl.tree.overrides import LayersNotation, layers_of
 from archlab.kernels.activations import at_least_float32
 
 NAME = "depths"  # of the router among the branches of a layer
@@ -70,8 +70,8 @@ class Depths(Spec):
     def check(self, blocks: list[Block], others: Iterable[str]) -> Iterator[Problem]:
         """Why a stack of these blocks cannot have it; `others` are keys that it has beside it."""
         chosen = layers_of(self.layers, len(blocks))
-        if message := no_layers_of(self.layers, len(blocks)):
-            yield Problem("depths.layers", message, self.mark("layers"))
+        if not chosen:
+            yield Problem("depths.layers", f"'{self.layers}' names no layer of {len(blocks)}", self.mark("layers"))
         for name in others:
             yield Problem("depths", f"stands beside {name}, which {_BESIDE[name]}", self.mark())
         told: set[str] = set()

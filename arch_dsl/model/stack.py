@@ -28,7 +28,7 @@ from archlab.arch_dsl.primitives.stream_ends import StreamEnds
 from archlab.arch_dsl.primitives.streams import StreamBranches, Streams
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
-from archlab.arch_dsl.tree.overrides import Overrides, layers_of, no_layers_of
+from archlab.arch_dsl.tree.overrides import Overrides, layers_of
 
 
 class Stack(Spec):
@@ -119,7 +119,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     if stack.streams is not None:
         problems += stack.streams.check(ctx, "streams")
     for layers in stack.overrides:
-        if message := no_layers_of(layers, stack.n_layers):
+        if not layers_of(layers, stack.n_layers):
+            message = f"'{layers}' names no layer of {stack.n_layers}"
             problems.append(Problem("overrides", message, stack.overrides.mark(layers)))
     try:
         blocks = stack.layers()

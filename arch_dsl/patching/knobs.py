@@ -83,9 +83,9 @@ def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node
 
 
 def _holding(sites: Sequence[str], kind: type[Family], root: Any, where: Steps) -> str | None:
-    """The first of a branch's sites in which a member of a family stands."""
+    """The path of the first of a branch's sites in which a member of a family stands."""
     branch = get(root, where)
-    return next((site for site in sites if among(getattr(branch, site), kind)), None)
+    return next((".".join((*where, site)) for site in sites if among(getattr(branch, site), kind)), None)
 
 
 # positional: rope | alibi | learned | sinusoidal | none on attention; the last two stand at the model's `embed`

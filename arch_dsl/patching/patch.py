@@ -129,6 +129,7 @@ def _outside_alone(first: Setting, value: Any, now: Any) -> bool:
         isinstance(value, Sublayer)
         and isinstance(now, Sublayer)
         and not says_outside(first.node)
+        and getattr(value, "branches", None) == getattr(now, "branches", None)
         and bare(value) == bare(now)
     )
 

@@ -73,7 +73,11 @@ def _occupied(model: Any, written: Written) -> str | None:
     """The path of a site that was written and holds what a knob stands for. What a type has by itself, or the model
     that a block is put into, the knob replaces."""
     site = written.knob.occupied(model, written.where)
-    inside = (site or "").removeprefix(".".join(written.where) + ".")
+    if site is None:
+        return None
+    inside = site.removeprefix(".".join(written.where) + ".")
+    if inside == site:  # of the model beside the block, where a branch's own knob has no say
+        return site if issubclass(written.knob.holder, Branch) or site.rpartition(".")[2] in written.beside else None
     return site if inside.split(".")[0] in written.beside else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Mark, Problem
@@ -114,19 +114,13 @@ def _no_layers(text: str) -> str:
 
 def layers_of(text: str, n_layers: int) -> list[int]:
     """The layer numbers that a slice names, ascending."""
-    return sorted({layer for part in text.split(",") for layer in _layers_of(part, n_layers)})
-
-
-def _layers_of(part: str, n_layers: int) -> Sequence[int]:
-    if ":" in part:
-        return range(n_layers)[slice(*(int(number) if number.strip() else None for number in part.split(":")))]
-    return [int(part) % n_layers] if -n_layers <= int(part) < n_layers else []
-
-
-def no_layers_of(text: str, n_layers: int) -> str | None:
-    """What is wrong with numbers and slices of which some name no layer."""
-    lost = [part.strip() for part in text.split(",") if not _layers_of(part, n_layers)]
-    return f"'{','.join(lost)}' names no layer of {n_layers}" if lost else None
+    found: set[int] = set()
+    for part in (part.strip() for part in text.split(",")):
+        if ":" in part:
+            found.update(range(n_layers)[slice(*(int(number) if number else None for number in part.split(":")))])
+        elif -n_layers <= int(part) < n_layers:
+            found.add(int(part) % n_layers)
+    return sorted(found)
 
 
 def ranges(depths: list[int]) -> str:

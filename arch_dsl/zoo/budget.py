@@ -25,7 +25,7 @@ from archlab.arch_dsl.primitives.moe import MoE
 from archlab.arch_dsl.primitives.norms import RMSNorm
 from archlab.arch_dsl.primitives.rwkv7 import RWKV7
 from archlab.arch_dsl.tree.block import Block
-from archlab.arch_dsl.tree.overrides import no_layers_of
+from archlab.arch_dsl.tree.overrides import layers_of
 
 FEWEST_HEADS, NARROWEST_HEAD, FEWEST_LAYERS = 4, 16, 2
 MOST_OFF = 0.25  # of the parameters asked for
@@ -130,11 +130,11 @@ def _overridden(stack: Stack, block: dict[str, Any]) -> dict[str, Any]:
 
 
 def fewest_layers(stack: Stack) -> int:
-    """The fewest layers of which each number and slice of a stack's overrides names one, a loop has one, and each
-    shared branch is in two."""
+    """The fewest layers of which each slice of a stack's overrides names one, a loop has one, and each shared branch
+    is in two."""
     outside = 0 if stack.loop is None else stack.loop.prelude + stack.loop.coda
     depths = range(outside + 1, stack.n_layers + 1)
-    named = (depth for depth in depths if not any(no_layers_of(layers, depth) for layers in stack.overrides))
+    named = (depth for depth in depths if all(layers_of(layers, depth) for layers in stack.overrides))
     shared, found = _shared(stack.layers()), stack.layers()
     return next(depth for depth in named if all(_shared(found[:depth])[path] > 1 for path in shared))
 

@@ -165,7 +165,7 @@ def _without_twins(variants: list[Variant], study: Study, optional: set[str], om
             names = {path: shortest(path, study.grid) for path in study.grid}
             own = [path for path, name in names.items() if twin.axes.get(name) != variant.axes.get(name)]
             if own and twin.base == variant.base:
-                mark, told = study.mark(f"grid.{own[0]}"), f"{told}; what {own[0]} sets is set otherwise here"
+                mark, told = study.mark(f"grid.{own[0]}"), f"{told}; {own[0]} makes no difference here"
             problems.append(Problem(f"variants.{variant.name}", told, mark))
     if problems:
         raise SpecError(problems)

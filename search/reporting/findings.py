@@ -69,15 +69,9 @@ def _of_calibration(comparison: Comparison) -> tuple[str, str]:
 def _judged(comparison: Comparison) -> list[dict[str, Any]]:
     """The rows that verdicts are told of: those of the table, or of several recipes each row at its best one."""
     best_at = records(comparison.best_recipes)
-    bases = [row["row"] for row in best_at if row["verdict"] == "baseline"]
-    if not bases:
+    if not any(row["verdict"] == "baseline" for row in best_at):
         return records(comparison.table)
-    base = bases[0] if len(bases) == 1 else "its baseline"
-    return [
-        {**row, "variant": row["row"], "baseline": row["row"] if row["row"] in bases else base}
-        | {"delta_low": row["low"], "delta_high": row["high"]}
-        for row in best_at
-    ]
+    return [{**row, "variant": row["row"], "delta_low": row["low"], "delta_high": row["high"]} for row in best_at]
 
 
 def _against(rows: Sequence[dict[str, Any]]) -> str:

@@ -55,8 +55,9 @@ class Patch:
             elif item.value and "" in item.value:
                 problems.append(Problem(path, "a path must not be empty", item.key_marks.get("", item.mark)))
             else:
-                settings += settings_of(item, path)
-                problems += misplaced(settings)
+                own = settings_of(item, path)
+                settings += own
+                problems += misplaced(own)
         return INVALID if len(problems) > before else cls(tuple(settings), tuple(names))
 
 

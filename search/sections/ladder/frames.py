@@ -70,7 +70,8 @@ def scaling_frames(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rungs of a study's ladder, and the fits of each series; both empty without a ladder.
 
-    Gains need losses that compare: `compared` says whether tokens are one thing throughout the study.
+    Gains need losses that compare: `compared` says whether tokens are one thing throughout the study. Those by domain
+    need the same seeds on both sides, as domains have no paired differences.
 
     rungs: a row per variant: `parameters` and `non_embedding` ones, `tokens` trained on, `compute` in FLOPs of training
         (three forward passes, mask-aware), the TEST `loss` in nats/token, that of its baseline plus the paired
@@ -90,14 +91,16 @@ def scaling_frames(
     found = _series(record, rows, size_of(ladder))
     others = _of_domains(rows, domains)
     fits: list[Fit] = []
-    verdicts = dict(zip(table["variant"], table["verdict"], strict=True))
+    verdicts, bases = (dict(zip(table["variant"], table[name], strict=True)) for name in ("verdict", "baseline"))
+    seeds = {each.variant: {*each.complete} for each in selections}
     for series in found.values():
-        mine = [verdicts[row["variant"]] for row in rows if row["series"] == series.name]
-        base = found[series.baseline] if compared and not {*mine} & {*NO_DIFFERENCE} else None
+        mine = [row["variant"] for row in rows if row["series"] == series.name]
+        base = found[series.baseline] if compared and not {*map(verdicts.get, mine)} & {*NO_DIFFERENCE} else None
         fits += _fits(series, base, rows)
+        paired = all(seeds[name] == seeds[bases[name]] for name in mine)
         for of, losses in others.get(series.name, {}).items():
             own = others.get(series.baseline, {}).get(of)
-            fits += _simple(series.at(losses), base.at(own) if base and own else None, of)
+            fits += _simple(series.at(losses), base.at(own) if base and own and paired else None, of)
     return pd.DataFrame(rows, columns=RUNGS), pd.DataFrame(fits, columns=FITS)
 
 

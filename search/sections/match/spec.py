@@ -186,8 +186,9 @@ class Matcher:
                 # from what the one field is in the model that is matched to
                 start = SCALE if several else max(1, _values(target.model, fields, match)[0] // match.multiple)
                 found = solve_time(ratio, start)
-            elif count(model) == target.size:  # a width that changes nothing of it has no other answer
-                return model, {}
+            elif all(steps) and count(model) == target.size:  # the only answer, where the width changes nothing of it
+                kept = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), fields, match)
+                return model, dict(zip(fields, kept, strict=True))
             else:
                 found, _ = solve(counted, target.size, self.guesses[several])
         except SpecError as error:

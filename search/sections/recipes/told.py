@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from archlab.search.results.told import Seen, Told
 from archlab.search.sections.seeds.decide import analysed, verdict_of
 
 UNDER = ("row", "recipe", "variant", "loss", "delta", "low", "high", "verdict")
-BEST = ("row", "recipe", "against", "n", "perplexity", "loss", "delta", "low", "high", "verdict", "holds")
+BEST = ("row", "baseline", "recipe", "against", "n", "perplexity", "loss", "delta", "low", "high", "verdict", "holds")
 LEGEND = (
     "each row at the recipe with its lowest mean validation loss, and its baseline at that one's; under recipes: the "
     "verdicts under all of them, each against the baseline under the same one"
@@ -33,8 +33,8 @@ class ToldOfRecipes(Told):
 
     def frames(self, seen: Seen) -> dict[str, Any]:
         """under_recipes: a row per variant with its `row` and `recipe`, TEST loss, difference and verdict under it.
-        best_recipes: a row per `row` at its best recipe `against` its baseline at that one's best; `holds` says under
-            how many recipes the verdict is the same.
+        best_recipes: a row per `row` at its best recipe `against` its `baseline` at that one's best; `holds` says under
+            how many recipes the verdict is the same. Without a recipe where nothing is known yet, or ever.
         """
         import pandas as pd
 
@@ -84,36 +84,37 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
     while alone := [row for row in best if bases[row] not in best]:
         best = {row: name for row, name in best.items() if row not in alone}
     verdicts = {row: {each["recipe"]: each["verdict"] for each in records(under[under["row"] == row])} for row in bases}
-    for row in bases:
-        if row not in best:
-            said = " or ".join(dict.fromkeys(verdicts[row].values()))
-            yield row, "", "", 0, *[NAN] * 5, said, ""
     chosen = [best[row] for row in bases if row in best]
-    if not chosen:
-        return
     kept = [{**variants[name], "baseline": best[bases[rows[name][0]]]} for name in chosen]
+    told = _compared(seen, rows, kept, selections)
+    found = {rows[each["name"]][0]: numbers for each, numbers in zip(kept, told, strict=True)}
+    for row in bases:
+        at, numbers, verdict = found.get(row, (("", ""), (0, *[NAN] * 5), ""))
+        if row not in found:
+            said = {*verdicts[row].values()}  # of a baseline that is not there, a verdict says nothing
+            verdict = "incomplete" if len(said) > 1 or said & {*_SAYING} else said.pop()
+        yield row, bases[row], *at, *numbers, verdict, holds(verdicts[row]) if row in found else ""
+
+
+def _compared(
+    seen: Seen, rows: Mapping[str, tuple[str, str]], kept: list[dict[str, Any]], selections: Mapping[str, Selection]
+) -> Iterator[tuple[tuple[str, str], tuple[Any, ...], str]]:
+    """Of each variant that is its row's best the recipes of both sides, what the frame has of it, and the verdict."""
+    if not kept:
+        return
     record = {**seen.record, "variants": kept, "baseline": kept[0]["baseline"]}
-    analysis = analysed(record, lay_out(record, [selections[name] for name in chosen]))
+    analysis = analysed(record, lay_out(record, [selections[each["name"]] for each in kept]))
     losses, at = {row["variant"]: row for row in records(seen.found.table)}, {each["name"]: each for each in kept}
     for variant, contrast in zip(kept, analysis.contrasts, strict=True):
-        row, recipe = rows[variant["name"]]
         half = None if contrast is None else contrast.half_width
         delta = NAN if contrast is None else contrast.difference
         ends = (NAN, NAN) if half is None else (delta - half, delta + half)
-        table = losses[variant["name"]]
+        table, base = losses[variant["name"]], variant["baseline"]
+        verdict = apart(record, variant, at[base]) or verdict_of(contrast, record)
         yield (
-            row,
-            recipe,
-            rows[variant["baseline"]][1],
-            table["n"],
-            table["perplexity_mean"],
-            table["loss_mean"],
-            delta,
-            *ends,
-            "baseline"
-            if bases[row] == row
-            else apart(record, variant, at[variant["baseline"]]) or verdict_of(contrast, record),
-            holds(verdicts[row]),
+            (rows[variant["name"]][1], rows[base][1]),
+            (table["n"], table["perplexity_mean"], table["loss_mean"], delta, *ends),
+            "baseline" if base == variant["name"] else verdict,
         )
 
 

@@ -287,6 +287,11 @@ def _value(match: re.Match[str]) -> Any:
     return single if single is not None else double
 
 
+def same(one: Any) -> Callable[[Any], bool]:
+    """Whether another value is that one as a condition compares them."""
+    return lambda other: _spelling(one) == _spelling(other)
+
+
 def _spelling(value: Any) -> str:
     whole = isinstance(value, float) and value.is_integer()
     return canonical_json(int(value) if whole else value)

@@ -22,7 +22,7 @@ from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import set_marks
 from archlab.arch_dsl.patching.patch import Setting
-from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, parse_axis, type_of
+from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, parse_axis, same, type_of
 from archlab.search.variants.asks import Question
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
@@ -127,7 +127,12 @@ class Space(Section):
 
     def axis_asked(self, asked: str) -> str | None:
         """The axis that a path of a condition asks for: its own, or where it asks for a type that of the primitive."""
-        return next((path for path in (asked, asked.removesuffix(".type")) if path in self.axes), None)
+        if asked in self.axes:
+            return asked
+        path = asked.removesuffix(".type")
+        axis = self.axes.get(path)
+        typed = isinstance(axis, Choice) and not any(isinstance(type_of(value), dict) for value in axis.values)
+        return path if path != asked and typed else None
 
     def _asked(self, path: str) -> tuple[str, ...]:
         """The axes that the condition of an axis asks for."""
@@ -145,7 +150,7 @@ class Space(Section):
             for term in axis.when.terms if axis.when else ():
                 asked = self.axes.get(self.axis_asked(term.path) or "")
                 for value in term.literals if asked else ():
-                    if asked and not asked.holds(value) and value not in _types(asked):
+                    if asked and not asked.holds(value) and not any(map(same(value), _types(asked))):
                         if isinstance(asked, Choice):
                             message = unknown(value, f"choice of {term.path}", [*map(str, _types(asked))])
                         else:
@@ -193,7 +198,8 @@ def _enabling(space: Space, path: str, above: tuple[str, ...]) -> dict[str, Any]
         asked = space.axis_asked(path_asked)
         if asked is None or asked in above:
             return None
-        axis, terms = space.axes[asked], [term for term in when.terms if term.path == path_asked] if when else []
+        axis = space.axes[asked]
+        terms = [term for term in when.terms if space.axis_asked(term.path) == asked] if when else []
         tried = [value for term in terms for value in term.literals]
         fitting = (v for v in (*tried, *axis.extremes) if axis.holds(v) and all(term.holds(v) for term in terms))
         value, before = next(fitting, None), _enabling(space, asked, (*above, path))

@@ -141,7 +141,9 @@ def tuning_frame(
         vocab = (variant.get("spec") or {}).get("vocab")
         spread = sensitivity(curve, math.log(vocab) if vocab else math.inf)
         known = name in comparable and base in curves
-        said = "baseline" if name == base else verdict(curve, curves[base], noise) if known and noise else ""
+        said = "baseline" if name == base else ""
+        if name != base and known and noise is not None:
+            said = verdict(curve, curves[base], noise)
         rows.append((name, curve.best, *fitted, *stable(curve), *spread, said))
     columns = ["variant", "lr", "fitted_lr", "fitted_loss", "curvature", "stable_lr", "diverged_lr"]
     spread_over = ["sensitivity", "sensitivity_from", "sensitivity_to"]

@@ -380,7 +380,29 @@ def test_a_knob_replaces_what_a_published_mixer_has_by_itself(model):
         ]
         assert gated == ([where] if where else [])
     given = {"type": "gated_delta_net", "heads": 4, "gate": "sdpa", "sdpa": ["gate"]}
-    assert "block.attention.gate: stands for sdpa, which is given too" in refused(model, {"block.attention": given})
+    assert "stands for block.attention.sdpa, which is given too" in refused(model, {"block.attention": given})
+
+
+@pytest.mark.parametrize("side", ["", "encoder.", "decoder."])
+def test_what_is_written_beside_a_knob_is_not_lost(side: str):
+    block = {"attention": {"heads": 4, "mask": "full"}, "ffn": "glu"}
+    sides = {name: {"n_layers": 2, "block": block} for name in ("encoder", "decoder")}
+    plain = {"n_layers": 2, "embed": "learned", "block": block}
+    model = load({"d_model": 64, "vocab": 32, "max_positions": 8, **(sides if side else plain)})
+    for knob, value, where, item in (("gate", "value", "sdpa", "gate"), ("qk_norm", "rmsnorm", "query", "layernorm")):
+        branch = {"heads": 4, "mask": "full", knob: value, where: [item]}
+        message = refused(model, {f"{side}block.attention": branch})
+        assert f"stands for {side}block.attention.{where}, which is given too" in message
+    if not side:
+        rope = {"heads": 4, "positional": "rope"}
+        assert "stands for embed, which is given too" in refused(model, {"block.attention": rope})
+        with pytest.raises(SpecError, match="stands for embed, which is given too"):
+            load({**plain, "d_model": 64, "vocab": 32, "block": {**block, "attention": rope}})
+
+
+def test_a_norm_that_a_member_of_a_group_said_is_not_undone(model):
+    members = {"mlp": {"width": 8, "pre": ["layernorm"]}, "glu": {"width": 8}}
+    assert "would undo block.parallel" in refused(model, {"block.parallel": members, "block.norm": "rmsnorm"})
 
 
 def test_nodes_of_plain_data_have_no_place(model):

@@ -161,7 +161,6 @@ overrides:
             "m.yaml:7:3: overrides: 'odd' names no layers; write a number, a slice",
         ),
         ("  9: {block.attention.kv_heads: 2}", "m.yaml:7:3: overrides: '9' names no layer of 4"),
-        ("  '1,9,-5,5:': {block.attention.kv_heads: 2}", "m.yaml:7:3: overrides: '9,-5,5:' names no layer of 4"),
         ("  1: {attention.kv_heads: 2}", "m.yaml:7:7: overrides.1: 'attention.kv_heads' is not of a layer"),
         ("  1: {}", "m.yaml:7:6: overrides.1: must be a mapping from paths to values, found a mapping"),
         ("  1: {block.attention.kv_head: 2}", "m.yaml:7:7: overrides.1.block.attention.kv_head: matches nothing"),

@@ -159,7 +159,10 @@ def test_a_width_that_changes_nothing_of_what_is_matched_stays(place: Path) -> N
     path = place / "alike.yaml"
     path.write_text((KINDS_STUDY % match).replace("  deep: {n_layers: 3}\n", ""))
     _, gated = plan(load_study(path), place / "store" / "data").variants
-    assert gated.mismatch == 0 and gated.matched == {} and gated.model.block["ffn"].width == 96
+    assert gated.mismatch == 0 and gated.matched == {"block.ffn.width": 96}
+    assert gated.model.block["ffn"].width == 96
+    with pytest.raises(SpecError, match="'widht' is not a name; did you mean 'width'"):
+        planned(place, "{parameters: baseline, by: block.ffn.widht}")
 
 
 def test_several_fields_keep_their_proportions(place: Path) -> None:

@@ -149,6 +149,12 @@ width: {int: [1, 4], when: "mixer == 'mlp'"}
         assert [found.active(path, {"mixer": value}, {}) for value in (attention, delta, mlp)] == holds
     tried = {path: settings[0].node.plain() for path, settings in probes(found, {})}
     assert tried["kv_heads"] == attention and tried["width"] == "mlp"
+    either = space(axes + "both: {int: [1, 4], when: \"mixer.type in ['attention', 'mlp'] and mixer != 'mlp'\"}")
+    assert {path: each[0].node.plain() for path, each in probes(either, {})}["both"] == attention
+    untyped = "a: {choice: [{heads: 4}, {heads: 8}]}\nb: {int: [1, 2], when: \"a.type == 'attention'\"}"
+    assert space(untyped).needs == ("a.type",)
+    with pytest.raises(SpecError, match="'True' is not a choice of a"):
+        space("a: {choice: [0, 1]}\nb: {int: [1, 2], when: 'a == true'}")
     with pytest.raises(SpecError, match="'gated_deltanet' is not a choice of mixer; did you mean 'gated_delta_net'"):
         space(axes.replace("== 'mlp'", "== 'gated_deltanet'"))
 

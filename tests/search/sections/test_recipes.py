@@ -167,7 +167,14 @@ def test_a_row_whose_baseline_has_no_loss_yet_waits_with_those_that_compare_with
         if variant["row"] == "one":
             variant["baseline"] = variant["name"].replace("one", "all")
     found = compare(record, [trial for trial in trials if not trial["variant"].startswith("baseline")])
-    assert not found.best_recipes["recipe"].any()
+    best = found.best_recipes
+    assert not best["recipe"].any() and [*best["row"]] == ["baseline", "all", "one"]
+    assert [*best["verdict"]] == ["baseline", "incomplete", "incomplete"]
+    assert [*best["baseline"]] == [
+        "baseline",
+        "baseline",
+        "all",
+    ]
 
 
 def test_a_row_whose_best_recipe_was_tested_on_other_text_is_not_compared() -> None:
