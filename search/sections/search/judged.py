@@ -46,7 +46,13 @@ class Judged:
 
 def exceeded(costs: Mapping[str, float], limits: Mapping[str, float], excess: Mapping[str, float]) -> str:
     """Which limits are exceeded, and by what; '' for none."""
-    return ", ".join(f"{each} {counted(costs[each])} > {counted(limits[each])}" for each in excess if excess[each] > 0)
+    return ", ".join(_more(each, costs[each], limits[each]) for each in excess if excess[each] > 0)
+
+
+def _more(name: str, cost: float, limit: float) -> str:
+    short = counted(cost), counted(limit)
+    one, other = short if short[0] != short[1] else (f"{cost:,.10g}", f"{limit:,.10g}")
+    return f"{name} {one} > {other}"
 
 
 def none_can_be_trained(proposals: Sequence[Judged]) -> str:

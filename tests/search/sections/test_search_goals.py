@@ -16,6 +16,7 @@ from archlab.search.reporting.report import report
 from archlab.search.running import run as running
 from archlab.search.running.run import run
 from archlab.search.running.status import lines, status_of
+from archlab.search.sections.search.judged import exceeded
 from archlab.search.sections.search.optuna_values import importances
 from archlab.search.sections.search.space import Space
 from archlab.search.statistics.pareto import front
@@ -245,3 +246,9 @@ def test_every_sampler_goes_on_with_the_same_proposals_after_kills(
     one, other = ({row["key"]: row["result"]["test"] for row in rows_of(folder)} for folder in (whole, broken))
     assert one == other, "the table is the same to the last digit"
     assert events_of(broken, "refused") == events_of(whole, "refused")
+
+
+def test_a_limit_that_is_broken_by_little_is_told_to_the_digit() -> None:
+    costs, limits = {"parameters": 300_421.0, "memory": 3.1e9}, {"parameters": 300_000.0, "memory": 2e9}
+    told = exceeded(costs, limits, {"parameters": 421.0, "memory": 1.1e9})
+    assert told == "parameters 300,421 > 300,000, memory 3.1B > 2B"
