@@ -264,7 +264,7 @@ def _difference(row: Row) -> float:
 
 def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
     legend = f"perplexity, bits/byte and Δ on test, mean ± {ERRORS[error]} over n seeds"
-    legend += "; * lowest, and not within noise of the baseline"
+    legend += "; * lowest, beyond noise"
     if any(row["active_parameters"] < row["parameters"] for row in rows):
         legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
     if (match := comparison.provenance.get("match")) and match["kind"] != "parameters":
