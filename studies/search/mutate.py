@@ -55,7 +55,7 @@ IN_LAYERS: dict[str, tuple[str, Any]] = {
     "sinks": ("attention.scores", {"append": "sinks"}),
     "selective attention": ("attention.scores", {"append": "selective"}),
     "softcap of scores": ("attention.scores", {"append": {"type": "softcap", "cap": 20}}),
-    "stick-breaking": ("attention.weighting", "stick_breaking"),
+    "stick-breaking": ("attention.weighting", "stick_breaking"),  # no such field: never drawn, as in the night kept
     "key shift": ("attention.key", {"prepend": "shift"}),
     "key convolution": ("attention.key", {"prepend": "short_conv"}),
     "value shift": ("attention.value", {"append": "shift"}),
