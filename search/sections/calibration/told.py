@@ -157,8 +157,8 @@ def sd_interval(sd: float, df: int) -> tuple[float, float]:
 
 def resolvable(sd: float, trials: float, variants: int) -> float:
     """The half-width of a difference's 95% interval where `variants` share so many trials, all compared with one of
-    them, and one trial has the standard deviation `sd`; infinite where each has too few for
-    an interval. Without documents."""
+    them, and one trial has the standard deviation `sd`; infinite where each has too few for an interval. Without
+    documents."""
     from archlab.search.statistics.dunnett import dunnett_critical
 
     if not math.isfinite(trials) or not math.isfinite(sd):

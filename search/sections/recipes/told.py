@@ -119,8 +119,8 @@ def _compared(
 
 
 def _lowest(selections: Iterable[Selection]) -> str | None:
-    """The variant with the lowest mean validation loss over the seeds that all have; None where none has a loss. One
-    that will have no mean is left out, as is one without a loss yet."""
+    """The variant with the lowest mean validation loss, over the seeds that all have, or where they share none over its
+    own; None where none has a loss. One that will have no mean is left out, as is one without a loss yet."""
     found = {each.variant: _validation(each) for each in selections if not each.has_no_mean}
     found = {name: by_seed for name, by_seed in found.items() if by_seed}
     seeds = set.intersection(*map(set, found.values())) if found else set()
