@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from archlab.search.planning.plan import Plan
 
 _SHOWN = 8  # names of what is left, at most
+_MANY = 50  # changes that take seconds to check
 
 SEEDS = click.option(
     "--seeds", type=click.IntRange(2, 100), default=8, show_default=True, help="Of a challenger, at most."
@@ -107,6 +108,8 @@ def challenge(
     from archlab.search.running.progress import make_progress
 
     wanted = {name: Idea(node, why) for name, node in _read(patches).items()}
+    if len(wanted) > _MANY:
+        click.echo(f"checking {len(wanted)} changes before anything trains", err=True)
 
     def begin(planned: Plan) -> None:
         progress.plan(planned.record(), planned.trials)

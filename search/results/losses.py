@@ -50,9 +50,9 @@ def read_documents(folder: Path) -> dict[str, Any] | None:
         raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 
 
-def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
-    """Losses of variants without a diverged seed. Across tokenizers bits per byte compare, unless one is lossy; across
-    tests nothing does."""
+def lay_out(record: dict[str, Any], selections: list[Selection], unit: str | None = None) -> Layout:
+    """Losses of variants without a diverged seed, in the `unit` of another layout or in their own: across tokenizers
+    bits per byte compare, unless one is lossy; across tests nothing does."""
     variants = record["variants"]
     seeds = sorted({*record["seeds"], *(seed for s in selections for seed in s.reported)})
     names = [selection.variant for selection in selections]
@@ -61,7 +61,7 @@ def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
     told = [(text, lossy_of(variant)) for text, variant in zip(texts, variants, strict=True)]
     bases = [base if told[base] == told[row] else row for row, base in enumerate(asked)]
     one_tokenizer = all(is_one_tokenizer([selections[row], selections[base]]) for row, base in enumerate(bases))
-    unit = "nats/token" if one_tokenizer else "bits/byte"
+    unit = unit or ("nats/token" if one_tokenizer else "bits/byte")
     losses = np.full((len(selections), len(seeds)), np.nan)
     keys = np.full(losses.shape, None, object)
     places = {seed: place for place, seed in enumerate(seeds)}

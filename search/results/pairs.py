@@ -28,7 +28,14 @@ class Differences:
     """Of the variants that a layout has rows of. Numbers are the perplexity, whose differences are those of the loss,
     or those that were measured, named as a published table names them."""
 
-    def __init__(self, record: dict[str, Any], selections: list[Selection], layout: Layout) -> None:
+    def __init__(
+        self,
+        record: dict[str, Any],
+        selections: list[Selection],
+        layout: Layout,
+        absent: str = "was left out by the screen",
+    ) -> None:
+        self.absent = absent  # why a variant that was asked for may have no row
         self.layout, self.selections = layout, {each.variant: each for each in selections}
         self.rows = {name: row for row, name in enumerate(self.selections)}
         self.sequential = bool(record.get("sequential"))

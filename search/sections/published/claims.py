@@ -121,7 +121,7 @@ def _unknown(on: str, pairs: list[tuple[str, str]], differences: Differences) ->
     for one, other in pairs:
         for name in (one, other):
             if name not in differences.rows:
-                return f"{name} was left out by the screen"
+                return f"{name} {differences.absent}"
         if not differences.compare(one, other):
             return f"{one} and {other} have other objectives, tokenizers or test texts"
         for name in (one, other):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archlab.search.formatting.frames import records
 from archlab.search.formatting.tables import DASH, Block, Cell, Column, Row, column_of, number, printable
 from archlab.search.results.comparison import Comparison
+from archlab.search.results.losses import lay_out
 from archlab.search.results.measured import PERPLEXITY, measures_frame
 from archlab.search.results.pairs import Differences
 from archlab.search.results.told import Seen, Told
 from archlab.search.sections.published.claims import HOLDS, REVERSED, claims_frame, diverged_everywhere
 from archlab.search.sections.published.frames import agreement, published_frame
+from archlab.search.sections.recipes.average import DEPENDS, GROUP, averaged, far_apart, without_recipe
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 _CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
 
@@ -36,10 +41,13 @@ class ToldOfPublished(Told):
             return {"published": pd.DataFrame(), "agreement": [], "claims": pd.DataFrame(), "paper": {}}
         frame = published_frame(record, seen.found.table, measures_frame(seen.selections), seen.layout.unit)
         gone = {each.variant for each in seen.selections if diverged_everywhere(each)}
+        claims = claims_frame(record, Differences(seen.record, seen.selections, seen.layout))
+        on_mean = _claims_on_mean(seen, claims) if record.get("recipes") and len(claims) else claims[:0]
+        claims = pd.concat([claims, on_mean], ignore_index=True) if len(on_mean) else claims
         return {
             "published": frame,
             "agreement": agreement(record, frame, gone),
-            "claims": claims_frame(record, Differences(seen.record, seen.selections, seen.layout)),
+            "claims": claims,
             "paper": {name: asked[name] for name in ("table", "source", "caption", "without")},
         }
 
@@ -53,6 +61,30 @@ class ToldOfPublished(Told):
                 yield _claims(found)
             if len(set(found.claims.get("group", ()))) > 1:
                 yield _claims_over_cells(found)
+
+
+def _claims_on_mean(seen: Seen, claims: pd.DataFrame) -> pd.DataFrame:
+    """The claims by the mean of the differences under all recipes, given those under each."""
+    mean, rows = averaged(seen.record, seen.selections, seen.whole["recipes"]["rows"])
+    if not rows:
+        return claims[:0]
+    layout = lay_out(mean, rows, seen.layout.unit)
+    found = claims_frame(mean, Differences(mean, rows, layout, "has no mean under all recipes"))
+    under: dict[tuple[str, str], list[list[Row]]] = {}
+    for row in records(claims):
+        under.setdefault((row["claim"], without_recipe(row["group"])), []).append(row["pairs"])
+    verdicts = []
+    for row in records(found):
+        cell = row["group"].removeprefix(GROUP).removeprefix(", ")
+        alike = [pairs for pairs in under.get((row["claim"], cell), []) if len(pairs) == len(row["pairs"])]
+        known = [[_with_half(pair) for pair in of if pair["high"] is not None] for of in zip(*alike, strict=True)]
+        verdicts.append(DEPENDS if any(map(far_apart, known)) else row["verdict"])
+    return found.assign(verdict=verdicts)
+
+
+def _with_half(pair: Row) -> tuple[float, float]:
+    """A difference and half the length of its interval."""
+    return pair["difference"], pair["high"] - pair["difference"]
 
 
 def _beside(comparison: Comparison) -> Block:
@@ -129,8 +161,9 @@ def _claims(comparison: Comparison) -> Block:
     ]
     if any(row["group"] for row in rows):
         columns.insert(1, column("cell", lambda row: row["group"] or DASH))
-    numbers = {row["on"]: row["comparisons"] for row in rows if row["comparisons"]}
-    shared = "; ".join(f"{count} on {name}" for name, count in numbers.items())
+    numbers = {(row["on"], _on_mean(row)): row["comparisons"] for row in rows if row["comparisons"]}
+    kinds = [f"{count} on {name}{f', {GROUP}' if mean else ''}" for (name, mean), count in numbers.items()]
+    shared = "; ".join(kinds)
     legend = (
         f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of "
         "seeds at least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, "
@@ -142,8 +175,13 @@ def _claims(comparison: Comparison) -> Block:
 def _claims_over_cells(comparison: Comparison) -> Block:
     """How far each claim goes: in which of the study's cells, such as recipes, it holds, is reversed, or neither."""
     cells: dict[str, dict[str, str]] = {}
+    means: dict[str, list[str]] = {}
     for row in records(comparison.claims):
-        cells.setdefault(_sentence(row), {})[row["group"] or DASH] = row["verdict"]
+        if _on_mean(row):
+            cell = row["group"].partition(", ")[2]
+            means.setdefault(_sentence(row), []).append(row["verdict"] + (f" ({cell})" if cell else ""))
+        else:
+            cells.setdefault(_sentence(row), {})[row["group"] or DASH] = row["verdict"]
 
     def where(row: Row, *verdicts: str) -> str:
         names = [cell for cell, verdict in cells[row["claim"]].items() if verdict in verdicts]
@@ -158,11 +196,22 @@ def _claims_over_cells(comparison: Comparison) -> Block:
         column_of(rows, "reversed in", lambda row: where(row, REVERSED), "l"),
         column_of(rows, "neither in", lambda row: where(row, *others), "l"),
     ]
+    if means:
+        average = column_of(rows, "on average", lambda row: "; ".join(means.get(row["claim"], [])) or DASH, "l")
+        columns.insert(1, average)
     return Block(
         "Published: how far each claim goes",
         columns,
-        "a claim that holds in some cells only depends on what they change",
+        "in which cells each claim is decided; on average: by the mean of its differences under all recipes, unless "
+        "these are further apart than noise allows"
+        if means
+        else "a claim that holds in some cells only depends on what they change",
     )
+
+
+def _on_mean(row: Row) -> bool:
+    """Whether a claim was judged by the mean of the differences under all recipes."""
+    return str(row["group"]).startswith(GROUP)
 
 
 def _sentence(row: Row) -> str:

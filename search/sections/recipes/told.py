@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archlab.search.formatting.frames import NAN, records
-from archlab.search.formatting.tables import Block, column_of, interval, number
+from archlab.search.formatting.tables import Block, column_of, interval, number, printable
 from archlab.search.results.comparable import apart
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import lay_out
 from archlab.search.results.selection import Selection, loss
 from archlab.search.results.told import Seen, Told
+from archlab.search.sections.recipes.average import DEPENDS, Cells, averaged, far_apart
 from archlab.search.sections.seeds.decide import analysed, verdict_of
 
+if TYPE_CHECKING:  # which needs scipy
+    from archlab.search.statistics.contrast import Contrast
+
+MEAN = ("row", "baseline", "n", "delta", "low", "high", "verdict")
 UNDER = ("row", "recipe", "variant", "loss", "delta", "low", "high", "verdict")
 BEST = ("row", "baseline", "recipe", "against", "n", "perplexity", "loss", "delta", "low", "high", "verdict", "holds")
 LEGEND = (
     "each row at the recipe with its lowest mean validation loss, and its baseline at that one's; under recipes: the "
     "verdicts under all of them, each against the baseline under the same one"
 )
+OF_MEAN = (
+    "the mean of each row's differences under all recipes, over the n seeds that it has under all of them; depends on "
+    "the recipe: two of the differences are further apart than their intervals together allow"
+)
+_LOST = "diverged", "pruned", "left out"  # verdicts on rows that never have a mean
+_ENOUGH = 3  # seeds for an interval
+_MOST = 4  # recipes with a column of their own
 
 
 class ToldOfRecipes(Told):
@@ -33,6 +46,8 @@ class ToldOfRecipes(Told):
 
     def frames(self, seen: Seen) -> dict[str, Any]:
         """under_recipes: a row per variant with its `row` and `recipe`, TEST loss, difference and verdict under it.
+        mean_of_recipes: a row per `row` that has every recipe: the mean of its differences under all of them, over the
+            `n` seeds that all have.
         best_recipes: a row per `row` at its best recipe `against` its `baseline` at that one's best; `holds` says under
             how many recipes the verdict is the same. Without a recipe where nothing is known yet, or ever.
         """
@@ -45,7 +60,13 @@ class ToldOfRecipes(Told):
             if row["variant"] in rows
         ]
         found = pd.DataFrame(under, columns=[*UNDER])
-        return {"under_recipes": found, "best_recipes": pd.DataFrame(_at_best(seen, rows, found), columns=[*BEST])}
+        mean = [*_means(seen, rows, records(found))]
+        best = _at_best(seen, rows, found, {row: verdict for row, *_, verdict in mean})
+        return {
+            "under_recipes": found,
+            "mean_of_recipes": pd.DataFrame(mean, columns=[*MEAN]),
+            "best_recipes": pd.DataFrame(best, columns=[*BEST]),
+        }
 
     def notes(self, found: Comparison) -> Iterable[str]:
         for row in records(found.best_recipes):
@@ -68,14 +89,76 @@ class ToldOfRecipes(Told):
             column("under recipes", lambda row: row["holds"].replace(" recipes", ""), "l", room=60),
         ]
         yield Block("Every variant at its best recipe", columns, LEGEND)
+        means = records(found.mean_of_recipes)
+        if any(math.isfinite(row["delta"]) for row in means):
+            yield _mean_block(means, records(found.under_recipes), unit)
+
+
+def _mean_block(rows: list[dict[str, Any]], under: list[dict[str, Any]], unit: str) -> Block:
+    """The mean of each row's differences, beside that under each recipe."""
+    recipes = list(dict.fromkeys(each["recipe"] for each in under))
+    single = {(each["row"], each["recipe"]): each["delta"] for each in under}
+    column = partial(column_of, rows)
+
+    def of_recipe(recipe: str, row: dict[str, Any]) -> str:
+        return number(single[row["row"], recipe], "+.4f")
+
+    columns = [
+        column("variant", lambda row: row["row"], "l"),
+        column("n", lambda row: str(row["n"]), keep=3),
+        *(column(printable(f"Δ {recipe}"), partial(of_recipe, recipe), keep=5) for recipe in recipes[:_MOST]),
+        column(f"Δ {unit}", lambda row: number(row["delta"], "+.4f")),
+        column("95% interval", lambda row: interval(row["low"], row["high"])),
+        column("verdict", lambda row: row["verdict"], "l"),
+    ]
+    return Block(f"Mean over {len(recipes)} recipes", columns, OF_MEAN)
 
 
 _SAYING = ("better", "worse", "within noise", "equivalent", "undecided")  # something of a difference
 TABLE = ("variant", "loss_mean", "delta", "delta_low", "delta_high", "verdict")
 
 
-def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Iterable[tuple[Any, ...]]:
-    """The rows at their best recipes, compared as those of a table without recipes are."""
+def _means(seen: Seen, rows: Cells, under: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    """The rows that have a mean over all recipes, compared as those of a table without recipes are."""
+    record, selections = averaged(seen.record, seen.selections, rows)
+    if not selections:
+        return
+    analysis = analysed(record, lay_out(record, selections, seen.layout.unit))
+    compared = {rows[v["name"]][0] for v in seen.record["variants"] if v["name"] in rows and v["name"] != v["baseline"]}
+    variants = {variant["name"]: variant for variant in record["variants"]}
+    for name, contrast, selection in zip(variants, analysis.contrasts, selections, strict=True):
+        base = variants[name]["baseline"]
+        if base == name:
+            if name not in compared:
+                yield name, base, len(selection.complete), *_difference(None), "baseline"
+            continue
+        reason = apart(record, variants[name], variants[base])
+        known = contrast if reason is None else None
+        own = [each for each in under if each["row"] == name]
+        yield name, base, known.pairs if known else 0, *_difference(known), reason or _said(record, known, own)
+
+
+def _said(record: dict[str, Any], contrast: Contrast | None, under: list[dict[str, Any]]) -> str:
+    """The verdict on a mean of differences, given those under each recipe."""
+    if contrast is None:
+        return next((each["verdict"] for each in under if each["verdict"] in _LOST), "incomplete")
+    if contrast.half_width is None and len(record["seeds"]) >= _ENOUGH:
+        return "undecided" if record.get("sequential") else "incomplete"
+    known = [(each["delta"], each["high"] - each["delta"]) for each in under if math.isfinite(each["high"])]
+    return DEPENDS if far_apart(known) else verdict_of(contrast, record)
+
+
+def _difference(contrast: Contrast | None) -> tuple[float, float, float]:
+    """The difference with the ends of its interval, NaN where there is none."""
+    if contrast is None:
+        return NAN, NAN, NAN
+    delta, half = contrast.difference, contrast.half_width
+    return (delta, NAN, NAN) if half is None else (delta, delta - half, delta + half)
+
+
+def _at_best(seen: Seen, rows: Cells, under: Any, means: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
+    """The rows at their best recipes, compared as those of a table without recipes are; `means` are the verdicts on the
+    means of their differences."""
     selections = {each.variant: each for each in seen.selections}
     variants = {each["name"]: each for each in seen.record["variants"] if each["name"] in rows}
     bases = {rows[name][0]: rows[each["baseline"]][0] for name, each in variants.items()}
@@ -93,27 +176,25 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
         if row not in found:
             said = {*verdicts[row].values()}  # of a baseline that is not there, a verdict says nothing
             verdict = "incomplete" if len(said) > 1 or said & {*_SAYING} else said.pop()
-        yield row, bases[row], *at, *numbers, verdict, holds(verdicts[row]) if row in found else ""
+        extent = holds(verdicts[row], means.get(row, "")) if row in found else ""
+        yield row, bases[row], *at, *numbers, verdict, extent
 
 
 def _compared(
-    seen: Seen, rows: Mapping[str, tuple[str, str]], kept: list[dict[str, Any]], selections: Mapping[str, Selection]
+    seen: Seen, rows: Cells, kept: list[dict[str, Any]], selections: Mapping[str, Selection]
 ) -> Iterator[tuple[tuple[str, str], tuple[Any, ...], str]]:
     """Of each variant that is its row's best the recipes of both sides, what the frame has of it, and the verdict."""
     if not kept:
         return
     record = {**seen.record, "variants": kept, "baseline": kept[0]["baseline"]}
-    analysis = analysed(record, lay_out(record, [selections[each["name"]] for each in kept]))
+    analysis = analysed(record, lay_out(record, [selections[each["name"]] for each in kept], seen.layout.unit))
     losses, at = {row["variant"]: row for row in records(seen.found.table)}, {each["name"]: each for each in kept}
     for variant, contrast in zip(kept, analysis.contrasts, strict=True):
-        half = None if contrast is None else contrast.half_width
-        delta = NAN if contrast is None else contrast.difference
-        ends = (NAN, NAN) if half is None else (delta - half, delta + half)
         table, base = losses[variant["name"]], variant["baseline"]
         verdict = apart(record, variant, at[base]) or verdict_of(contrast, record)
         yield (
             (rows[variant["name"]][1], rows[base][1]),
-            (table["n"], table["perplexity_mean"], table["loss_mean"], delta, *ends),
+            (table["n"], table["perplexity_mean"], table["loss_mean"], *_difference(contrast)),
             "baseline" if base == variant["name"] else verdict,
         )
 
@@ -134,8 +215,9 @@ def _validation(selection: Selection) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def holds(verdicts: Mapping[str, str]) -> str:
-    """What the verdicts under several recipes, by their names, say together."""
+def holds(verdicts: Mapping[str, str], mean: str = "") -> str:
+    """What the verdicts under several recipes, by their names, say together, and that on the mean of the differences
+    where it says more: what is beyond noise under some recipes only need not depend on them."""
     under = {word: [name for name, said in verdicts.items() if said == word] for word in ("better", "worse")}
     if "baseline" in verdicts.values():
         return ""
@@ -144,6 +226,10 @@ def holds(verdicts: Mapping[str, str]) -> str:
     word = "better" if under["better"] else "worse"
     names, count = under[word], len(verdicts)
     silent = [f"{said} under {recipe}" for recipe, said in verdicts.items() if said not in _SAYING]
+    if mean in under and not names:
+        return f"{mean} on average, under none of {count} recipes alone"
+    if mean == word and len(names) < count:
+        return f"{word} under {len(names)} of {count} recipes, and on average"
     if len(names) == 1 and not silent:
         return f"{word} under one recipe only ({names[0]})"
     if names:

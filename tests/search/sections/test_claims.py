@@ -86,6 +86,33 @@ def test_a_claim_is_summed_up_over_the_cells_that_a_study_has() -> None:
     assert second.split() == ["base", DASH, DASH, "all", "2"]
 
 
+def test_a_claim_is_judged_by_the_mean_of_its_differences_over_recipes_too() -> None:
+    """Beyond noise under none of two recipes, and on average; a measure as well, and as few claims share its error."""
+    cells = {f"{row} [recipe={cell}]": (row, cell) for cell in ("x", "y") for row in ("base", "a")}
+    record, trials = make_study({name: -0.028 * (row == "a") for name, (row, _) in cells.items()}, 4, (), 0.012)
+    for name, (row, _) in cells.items():
+        measure(trials, name, "gates", mean=[0.5 - 0.1 * (row == "a") + 0.001 * seed for seed in range(4)])
+    told = with_claims(record, claim("a", "base"), claim("a", "base", on="gates.mean", claim="lower gates"))
+    told["recipes"] = {"named": {}, "rows": {name: list(cell) for name, cell in cells.items()}}
+    for variant in told["variants"]:
+        variant |= {"baseline": variant["name"].replace("a [", "base [")}
+    told["published"]["rows"] = {"base": [6.0], "a": [7.0]}
+    told["published"]["variants"] = {
+        name: {"rows": [row], "group": f"recipe={cell}"} for name, (row, cell) in cells.items()
+    }
+    found = compare(told, trials)
+    claims = found.claims.set_index(["on", "group"])
+    assert claims.loc[("perplexity", "mean of the recipes"), "verdict"] == "holds"
+    assert {*claims.loc["perplexity"]["verdict"][:2]} == {"undecided"}
+    assert claims["comparisons"].tolist() == [2, 2, 2, 2, 1, 1]
+    (pair,) = claims.loc[("gates.mean", "mean of the recipes"), "pairs"]
+    assert pair["difference"] == pytest.approx(-0.1) and pair["n"] == 4
+    text = report(found)
+    block = text[text.index("how far each claim goes") :].splitlines()[:5]
+    assert block[1].split()[:3] == ["claim", "on", "average"]
+    assert next(line for line in block if line.startswith("a ")).split()[:2] == ["a", "holds"]
+
+
 # Intervals
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.comparison.compare import compare, load_comparison, with_reference
 from archlab.search.planning.edits import _changed
 from archlab.search.planning.plan import plan
 from archlab.search.reporting.findings import findings
@@ -98,6 +98,98 @@ def test_a_changed_recipe_is_told_as_an_edit(tmp_path: Path) -> None:
 )
 def test_a_verdict_says_how_far_it_goes(verdicts: Verdicts, told: str) -> None:
     assert holds(verdicts) == told
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "mean", "told"),
+    [
+        ({"a": "better", "b": "within noise"}, "better", "better under 1 of 2 recipes, and on average"),
+        ({"a": "within noise", "b": "within noise"}, "worse", "worse on average, under none of 2 recipes alone"),
+        ({"a": "better", "b": "within noise"}, "depends on the recipe", "better under one recipe only (a)"),
+        ({"a": "better", "b": "within noise"}, "within noise", "better under one recipe only (a)"),
+        ({"a": "better", "b": "better"}, "better", "better under 2 of 2 recipes"),
+        ({"a": "better", "b": "worse"}, "better", "reversed: better under a, worse under b"),
+    ],
+)
+def test_a_mean_over_recipes_says_more_where_single_ones_do_not_suffice(
+    verdicts: Verdicts, mean: str, told: str
+) -> None:
+    assert holds(verdicts, mean) == told
+
+
+def test_the_mean_over_recipes_is_that_of_paired_differences_with_narrower_intervals() -> None:
+    record, trials = asked(
+        {
+            "baseline": {"a": 0.1, "small": 0.0},
+            "good": {"a": 0.072, "small": -0.028},
+            "level": {"a": 0.102, "small": 0.001},
+            "rough": {"a": -0.1, "small": 0.0},
+        },
+        seeds=4,
+        seed_sd=0.012,
+    )
+    found = compare(record, trials)
+    mean, table = found.mean_of_recipes.set_index("row"), found.table.set_index("variant")
+    for row in ("good", "level", "rough"):
+        single = [table.loc[f"{row} [recipe={recipe}]"] for recipe in ("a", "small")]
+        assert mean.loc[row, "delta"] == pytest.approx(sum(each["delta"] for each in single) / 2)
+        assert mean.loc[row, "high"] - mean.loc[row, "low"] < min(e["delta_high"] - e["delta_low"] for e in single)
+    assert mean["verdict"].to_dict() == {
+        "baseline": "baseline",
+        "good": "better",
+        "level": "within noise",
+        "rough": "depends on the recipe",
+    }
+    assert {*mean["n"]} == {4}
+    text = report(found)
+    assert "Mean over 2 recipes" in text and "Δ small" in text
+
+
+def test_a_row_that_is_lost_under_one_recipe_has_no_mean() -> None:
+    effects = {"baseline": {"a": 0.2, "b": 0.0}, "lost": {"a": 0.1, "b": 0.1}, "late": {"a": 0.1, "b": 0.1}}
+    record, trials = asked(effects)
+    end_as([*pick(trials, "lost [recipe=b]")][:1], "diverged", "loss is not finite")
+    found = compare(record, [trial for trial in trials if trial["variant"] != "late [recipe=b]"])
+    mean = found.mean_of_recipes.set_index("row")
+    assert mean.loc[["lost", "late"], "verdict"].tolist() == ["diverged", "incomplete"]
+    assert mean["delta"].isna().all() and "Mean over" not in report(found)
+
+
+def test_recipes_that_change_the_test_have_no_mean() -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": 0.3}})
+    for variant in record["variants"]:
+        variant["test"] = f"the text of {variant['axes']['recipe']}"
+    found = compare(record, trials)
+    assert found.mean_of_recipes.empty and "Mean over" not in report(found)
+
+
+def test_a_row_with_another_objective_than_its_baseline_has_no_difference_on_average_either() -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": -0.1}})
+    for variant in record["variants"]:
+        variant["objective"] = {"type": "fill"} if variant["row"] == "gated" else None
+    found = compare(record, trials)
+    row = found.mean_of_recipes.set_index("row").loc["gated"]
+    assert (row["verdict"], row["n"]) == ("other objective", 0) and row["delta"] != row["delta"]
+    assert "on average" not in found.best_recipes.set_index("row").loc["gated", "holds"]
+
+
+def test_means_are_in_the_unit_of_the_table() -> None:
+    """A row with another tokenizer has no mean, for it diverged under a recipe; the others stay in bits per byte."""
+    record, trials = asked({each: {"a": 0.1 * (each == "base"), "b": 0.0} for each in ("base", "gated", "bpe")})
+    for trial in pick(trials, "bpe [recipe=a]") + pick(trials, "bpe [recipe=b]"):
+        trial["result"] = deepcopy(trial["result"])
+        trial["result"]["test"]["bits_per_byte"] /= 2
+    end_as(pick(trials, "bpe [recipe=a]"), "diverged", "loss is not finite")
+    found = compare(record, trials)
+    under, mean = found.under_recipes, found.mean_of_recipes.set_index("row")
+    assert found.noise["unit"] == "bits/byte"
+    assert mean.loc["gated", "delta"] == pytest.approx(under[under["row"] == "gated"]["delta"].mean())
+
+
+def test_against_a_row_of_one_recipe_there_is_no_mean() -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": 0.1}})
+    assert compare(with_reference(record, "gated"), trials).mean_of_recipes["verdict"].tolist() != []
+    assert compare(with_reference(record, "gated [recipe=b]"), trials).mean_of_recipes.empty
 
 
 def test_a_lead_under_a_rough_recipe_alone_is_not_the_architectures() -> None:

@@ -1,0 +1,168 @@
+"""Which verdicts of our studies changed when they were asked again under other recipes.
+
+    python benchmarks/recipes_matter.py --keep gated-attention-table3-small   # before its result is replaced
+    python benchmarks/recipes_matter.py                                       # writes the tables of the page
+
+What a study said under its first recipe is kept in results/first-recipes.jsonl, a line for each study. The page holds
+it beside what the study says now, under each of its recipes: the claims of the paper, and the rows, whose verdict is
+another one under some recipe. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, KEPT = ROOT / "studies/results", ROOT / "benchmarks/results/first-recipes.jsonl"
+PAGE = ROOT / "docs/papers/recipes-matter.md"
+OPEN, CLOSE = "<!-- changed: written by `python benchmarks/recipes_matter.py` -->\n", "<!-- /changed -->\n"
+CASE = "recipe="  # what a group of claims under a recipe is called by
+MEAN = "mean of the recipes"
+SAYING = ("holds", "reversed", "undecided", "equivalent")  # verdicts on a claim that its study can test
+ENDS = ("delta", "delta_low", "delta_high")
+
+Told = dict[str, Any]
+
+
+def told(study: str) -> Told:
+    """What a result says, recipe by recipe and on average: claims, rows, rank correlation; and what it cost."""
+    report = json.loads((RESULTS / f"{study}.json").read_text())
+    rows = {row["variant"]: row for row in report.get("under_recipes") or ()}
+    found: Told = {
+        "study": study,
+        "core_minutes": round((report["cost"]["seconds"] + report["cost"].get("evaluate_seconds", 0)) / 60),
+        "claims": {},
+        "rows": {},
+        "rho": {},
+    }
+    for claim in report["claims"]:
+        found["claims"].setdefault(claim["claim"], {})[recipe_of(claim["group"])] = claim["verdict"]
+    for row in report["table"]:
+        under = rows.get(row["variant"], {"row": row["variant"], "recipe": ""})
+        said = {"verdict": row["verdict"], **{name: row[name] for name in ENDS}}
+        found["rows"].setdefault(under["row"], {})[under["recipe"]] = said
+    for row in report.get("mean_of_recipes") or ():
+        ends = {name: row[name.removeprefix("delta_")] for name in ENDS}
+        found["rows"][row["row"]][MEAN] = {"verdict": row["verdict"], **ends}
+    for each in report["agreement"]:
+        if each["rows"] == "all" and not each["without"]:
+            found["rho"][recipe_of(each["group"])] = [each[f"spearman{end}"] for end in ("", "_low", "_high")]
+    return found
+
+
+def recipe_of(group: str) -> str:
+    """The recipe of a group of rows, or their mean; '' where a study has one alone."""
+    if group.startswith(MEAN):
+        return MEAN
+    return next((part.removeprefix(CASE) for part in group.split(", ") if part.startswith(CASE)), "")
+
+
+def keep(study: str) -> None:
+    """Adds what a study of one recipe says today to what was said at first. Raises SystemExit where that is known."""
+    kept = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    if any(each["study"] == study for each in kept):
+        raise SystemExit(f"{study} is kept already")
+    found = told(study)
+    if any({*by} != {""} for by in found["rows"].values()):
+        raise SystemExit(f"{study} has several recipes: its first table is gone")
+    lines = [*kept, found]
+    KEPT.write_text("".join(json.dumps(each) + "\n" for each in sorted(lines, key=lambda each: str(each["study"]))))
+
+
+def tables() -> Iterator[str]:
+    """The lines of the page between the marks."""
+    first = [json.loads(line) for line in KEPT.read_text().splitlines()]
+    now = {each["study"]: told(each["study"]) for each in first}
+    yield from _overview(first, now)
+    yield from ["", "Claims with another verdict now, under some recipe or on average:", ""]
+    yield from ["| study | claim | at first | now |", "| :-- | :-- | :-- | :-- |"]
+    for before in first:
+        for claim, verdicts in before["claims"].items():
+            after = now[before["study"]]["claims"].get(claim, {})
+            if {*after.values()} - {verdicts[""]}:
+                shown = "<br>".join(f"{recipe}: {verdict}" for recipe, verdict in after.items())
+                yield f"| {_short(before)} | {claim} | {verdicts['']} | {shown} |"
+    yield from ["", "Rows with another verdict now, in nats per token to their baseline:", ""]
+    yield from ["| study | row | at first | now |", "| :-- | :-- | :-- | :-- |"]
+    for before in first:
+        for row, verdicts in before["rows"].items():
+            after = now[before["study"]]["rows"].get(row, {})
+            if {each["verdict"] for each in after.values()} - {verdicts[""]["verdict"]}:
+                shown = "<br>".join(f"{recipe}: {_difference(each)}" for recipe, each in after.items())
+                yield f"| {_short(before)} | {_plain(row)} | {_difference(verdicts[''])} | {shown} |"
+
+
+def _overview(first: list[Told], now: dict[str, Told]) -> Iterator[str]:
+    yield "| study | claims decided: at first | now | half-width: at first | now | rho: at first | now | core-minutes |"
+    yield "| :-- | --: | :-- | --: | :-- | :-- | :-- | --: |"
+    for before in first:
+        after = now[before["study"]]
+        kinds = list(dict.fromkeys(recipe for verdicts in after["claims"].values() for recipe in verdicts))
+        cells = (
+            _short(before),
+            _decided(before, ""),
+            "<br>".join(f"{kind}: {_decided(after, kind)}" for kind in kinds),
+            _width(before, ""),
+            "<br>".join(f"{kind}: {_width(after, kind)}" for kind in kinds),
+            _rho(before["rho"].get("")),
+            "<br>".join(f"{kind}: {_rho(each)}" for kind, each in after["rho"].items()),
+            f"{before['core_minutes']}, {after['core_minutes']}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _short(of: Told) -> str:
+    """A study with a link to its result."""
+    return f"[{of['study'].removesuffix('-small')}](../../studies/results/{of['study']}.md)"
+
+
+def _decided(said: Told, recipe: str) -> str:
+    verdicts = [verdicts.get(recipe) for verdicts in said["claims"].values()]
+    tested = [verdict for verdict in verdicts if verdict in SAYING]
+    return f"{sum(verdict != 'undecided' for verdict in tested)} of {len(tested)}"
+
+
+def _width(said: Told, recipe: str) -> str:
+    """Half the length of the interval of a difference to the baseline, the median over rows."""
+    known = [by[recipe] for by in said["rows"].values() if recipe in by and by[recipe]["delta_low"] is not None]
+    return f"{median((each['delta_high'] - each['delta_low']) / 2 for each in known):.3f}" if known else "none"
+
+
+def _rho(found: list[float | None] | None) -> str:
+    if not found or found[0] is None:
+        return "none"
+    rho, low, high = found
+    ends = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    return f"{rho:.2f}{ends}".replace("-", "−")
+
+
+def _difference(row: Told) -> str:
+    if row["delta"] is None or row["delta_low"] is None:
+        return str(row["verdict"])
+    reach = f"[{row['delta_low']:+.3f}, {row['delta_high']:+.3f}]"
+    return f"{row['verdict']} {row['delta']:+.3f} {reach}".replace("-", "−")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", r"\_")
+
+
+def written() -> str:
+    """The page with its tables as they would be made today."""
+    before, rest = PAGE.read_text().split(OPEN)
+    return before + OPEN + "\n".join(tables()) + "\n" + CLOSE + rest.split(CLOSE)[1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", metavar="STUDY")
+    asked = parser.parse_args()
+    if asked.keep:
+        keep(asked.keep)
+    else:
+        PAGE.write_text(written())
