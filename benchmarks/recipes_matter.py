@@ -35,7 +35,7 @@ def told(study: str) -> Told:
     rows = {row["variant"]: row for row in report.get("under_recipes") or ()}
     found: Told = {
         "study": study,
-        "core_minutes": round((report["cost"]["seconds"] + report["cost"].get("evaluate_seconds", 0)) / 60),
+        "tokens": report["cost"]["without"],  # those of trials that were reused, too
         "claims": {},
         "rows": {},
         "rho": {},
@@ -98,7 +98,7 @@ def tables() -> Iterator[str]:
 
 
 def _overview(first: list[Told], now: dict[str, Told]) -> Iterator[str]:
-    yield "| study | claims decided: at first | now | half-width: at first | now | rho: at first | now | core-minutes |"
+    yield "| study | claims decided: at first | now | half-width: at first | now | rho: at first | now | tokens |"
     yield "| :-- | --: | :-- | --: | :-- | :-- | :-- | --: |"
     for before in first:
         after = now[before["study"]]
@@ -111,7 +111,7 @@ def _overview(first: list[Told], now: dict[str, Told]) -> Iterator[str]:
             "<br>".join(f"{kind}: {_width(after, kind)}" for kind in kinds),
             _rho(before["rho"].get("")),
             "<br>".join(f"{kind}: {_rho(each)}" for kind, each in after["rho"].items()),
-            f"{before['core_minutes']}, {after['core_minutes']}",
+            f"{before['tokens'] / 1e6:.0f}M, {after['tokens'] / 1e6:.0f}M",
         )
         yield f"| {' | '.join(cells)} |"
 

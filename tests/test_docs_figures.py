@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -97,6 +98,11 @@ def test_every_figure_is_in_the_result_that_its_section_links_to(page: Path) -> 
         if found := unsupported(prose, records):
             wrong[heading] = found
     assert wrong == {}
+
+
+def test_the_page_of_recipes_is_what_its_script_makes_of_the_results() -> None:
+    script = run_path(str(ROOT / "benchmarks" / "recipes_matter.py"))
+    assert script["PAGE"].read_text("utf-8") == script["written"](), "python benchmarks/recipes_matter.py"
 
 
 def test_a_figure_that_no_result_has_is_found() -> None:

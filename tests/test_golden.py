@@ -64,4 +64,4 @@ def test_the_list_of_studies_names_each_with_its_question() -> None:
 
 def test_a_row_of_the_list_counts_trials_and_time() -> None:
     row = row_of(STUDIES / "gated-attention-table3.yaml")
-    assert "| small, medium, published | 21 |" in row and row.endswith("`gated_attention.table3_nonlinearity` |")
+    assert "| small, medium, published | 112 |" in row and row.endswith("`gated_attention.table3_nonlinearity` |")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # which a server starts without
     from archlab.search.results.comparison import Comparison
 
 _LINES, _NAMED = 6, 6  # sentences of a kind of verdict; variants that one of them names
+_DECIDED = "better", "worse"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -23,8 +24,13 @@ def findings(comparison: Comparison) -> list[tuple[str, str]]:
         return [_of_calibration(comparison)]
     rows = [row for row in _judged(comparison) if row["variant"] != row["baseline"]]
     unit = comparison.noise["unit"].split("/")[0]
+    means = {row["row"]: row for row in records(comparison.mean_of_recipes)}
+    on_average = [
+        row for row in rows if row["verdict"] not in _DECIDED and means.get(row["variant"], row)["verdict"] in _DECIDED
+    ]
+    rows = [row for row in rows if row not in on_average]
     found = []
-    for kind in ("better", "worse"):
+    for kind in _DECIDED:
         own = sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True)
         for row in own[:_LINES]:
             reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
@@ -33,6 +39,10 @@ def findings(comparison: Comparison) -> list[tuple[str, str]]:
         if len(own) > _LINES:
             more = len(own) - _LINES
             found.append((kind, f"{more} more {'is' if more == 1 else 'are'} {kind} than {_against(own)}, by less"))
+        for row in (means[each["variant"]] for each in on_average):
+            if row["verdict"] == kind:
+                reach = f"{signed(row['delta'])} {unit} [{signed(row['low'])}, {signed(row['high'])}]"
+                found.append((kind, f"{row['row']} is {kind} than {row['baseline']} on average over recipes: {reach}"))
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
         ("equivalent", "is equivalent to", "are equivalent to"),

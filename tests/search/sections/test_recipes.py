@@ -143,6 +143,9 @@ def test_the_mean_over_recipes_is_that_of_paired_differences_with_narrower_inter
     assert {*mean["n"]} == {4}
     text = report(found)
     assert "Mean over 2 recipes" in text and "Δ small" in text
+    assert ("better", "good is better than baseline on average over recipes: −0.024 nats [−0.044, −0.003]") in findings(
+        found
+    )
 
 
 def test_a_row_that_is_lost_under_one_recipe_has_no_mean() -> None:
