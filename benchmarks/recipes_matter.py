@@ -23,7 +23,8 @@ PAGE = ROOT / "docs/papers/recipes-matter.md"
 OPEN, CLOSE = "<!-- changed: written by `python benchmarks/recipes_matter.py` -->\n", "<!-- /changed -->\n"
 CASE = "recipe="  # what a group of claims under a recipe is called by
 MEAN = "mean of the recipes"
-SAYING = ("holds", "reversed", "undecided", "equivalent")  # verdicts on a claim that its study can test
+DECIDED = ("holds", "reversed")
+SAYING = (*DECIDED, "undecided", "depends on the recipe")  # verdicts on a claim that its study can test
 ENDS = ("delta", "delta_low", "delta_high")
 
 Told = dict[str, Any]
@@ -124,7 +125,7 @@ def _short(of: Told) -> str:
 def _decided(said: Told, recipe: str) -> str:
     verdicts = [verdicts.get(recipe) for verdicts in said["claims"].values()]
     tested = [verdict for verdict in verdicts if verdict in SAYING]
-    return f"{sum(verdict != 'undecided' for verdict in tested)} of {len(tested)}"
+    return f"{sum(verdict in DECIDED for verdict in tested)} of {len(tested)}"
 
 
 def _width(said: Told, recipe: str) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/search.py                          # every way 200 times; `gp` takes hours, the others minutes
     python benchmarks/search.py --only effects random --repeats 20
+    python benchmarks/search.py --only random tpe effects gp --repeats 40 --first 150   # minutes for `gp`, too
 
 The table is that of benchmarks/search_table.py. A model's true loss is the mean of its two seeds. A trial adds luck to
 it, drawn anew, normal, as large as that of the table's seeds. Printed as JSON, a line for each way:
@@ -10,7 +11,8 @@ it, drawn anew, normal, as large as that of the table's seeds. Printed as JSON, 
   these; the mean over repeats with its 95% bootstrap interval, and the same as a share of random's;
 * proposal_ms: processor time of a proposal, the mean in milliseconds;
 * found, regret: after the core-seconds of 15, 30 and 60 full trials the share of searches that had trained one, and the
-  loss of the model that they would return less the lowest one, in nats/token.
+  loss of the model that they would return less the lowest one, in nats/token. With `--first` a search ends where the
+  first figure is known: found is the share of those that reached it, and there is no regret.
 
 Ways: samplers by name; `NAME, rungs` trains proposals for the shorter length with half of its core-seconds, and the
 best of these for the full one with the other half (`promote`), and is told after each budget alone.
@@ -161,6 +163,15 @@ class Found:
     proposing: list[float]
 
 
+def first(table: Table, name: str, at_once: int, proposals: int, repeat: int) -> Found:
+    """A search that ends at its first model of the best 1%, or after so many proposals."""
+    search = Search(table, name, "full", repeat, at_once)
+    for _ in range(proposals):
+        if search.step() in table.best:
+            return Found(search.spent, [True], [], search.proposing)
+    return Found(search.spent, [False], [], search.proposing)
+
+
 def alone(table: Table, name: str, at_once: int, repeat: int) -> Found:
     """A search whose trials all have the full length."""
     search, reached = Search(table, name, "full", repeat, at_once), math.inf
@@ -221,14 +232,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="WAY", help=f"of {', '.join([*WAYS, *SLOW])}")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=1, help="trials that run side by side; not those of rungs")
+    parser.add_argument("--first", type=int, metavar="N", help="ends at a model of the best 1%%, or after N proposals")
     given = parser.parse_args()
     table, random = Table(given.table, load_study(STUDY)), None
     for way in given.only or [*WAYS, *SLOW]:
-        search = (
-            partial(rungs, table, way.removesuffix(RUNGS))
-            if way.endswith(RUNGS)
-            else partial(alone, table, way, given.at_once)
-        )
+        if way.endswith(RUNGS):
+            search = partial(rungs, table, way.removesuffix(RUNGS))
+        elif given.first:
+            search = partial(first, table, way, given.at_once, given.first)
+        else:
+            search = partial(alone, table, way, given.at_once)
         runs = [search(repeat) for repeat in range(given.repeats)]
         line: dict[str, Any] = {"way": way, "repeats": len(runs)} | ({"at_once": n} if (n := given.at_once) > 1 else {})
         if not way.endswith(RUNGS):
@@ -243,6 +256,9 @@ def main() -> None:
         line["proposal_ms"] = round(1000 * float(np.mean([took for each in runs for took in each.proposing])), 1)
         line["found"] = np.array([each.found for each in runs]).mean(axis=0).round(3).tolist()
         regrets = np.array([each.regrets for each in runs])
+        if not regrets.size:
+            print(json.dumps(line | {"first": given.first}), flush=True)
+            continue
         line["regret"] = regrets.mean(axis=0).round(4).tolist()
         line["regret_se"] = (regrets.std(axis=0) / len(runs) ** 0.5).round(4).tolist()
         print(json.dumps(line), flush=True)

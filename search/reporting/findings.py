@@ -39,10 +39,9 @@ def findings(comparison: Comparison) -> list[tuple[str, str]]:
         if len(own) > _LINES:
             more = len(own) - _LINES
             found.append((kind, f"{more} more {'is' if more == 1 else 'are'} {kind} than {_against(own)}, by less"))
-        for row in (means[each["variant"]] for each in on_average):
-            if row["verdict"] == kind:
-                reach = f"{signed(row['delta'])} {unit} [{signed(row['low'])}, {signed(row['high'])}]"
-                found.append((kind, f"{row['row']} is {kind} than {row['baseline']} on average over recipes: {reach}"))
+        for row in [row for each in on_average if (row := means[each["variant"]])["verdict"] == kind][:_LINES]:
+            reach = f"{signed(row['delta'])} {unit} [{signed(row['low'])}, {signed(row['high'])}]"
+            found.append((kind, f"{row['row']} is {kind} than {row['baseline']} on average over recipes: {reach}"))
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
         ("equivalent", "is equivalent to", "are equivalent to"),

@@ -14,13 +14,20 @@ from archlab.search.results.losses import lay_out
 from archlab.search.results.measured import PERPLEXITY, measures_frame
 from archlab.search.results.pairs import Differences
 from archlab.search.results.told import Seen, Told
-from archlab.search.sections.published.claims import HOLDS, REVERSED, claims_frame, diverged_everywhere
+from archlab.search.sections.published.claims import (
+    HOLDS,
+    NOT_COVERED,
+    REVERSED,
+    claims_frame,
+    diverged_everywhere,
+)
 from archlab.search.sections.published.frames import agreement, published_frame
 from archlab.search.sections.recipes.average import DEPENDS, GROUP, averaged, far_apart, without_recipe
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
 
+_NO_MEAN = "has no mean under all recipes"
 _CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
 
 
@@ -65,21 +72,35 @@ class ToldOfPublished(Told):
 
 def _claims_on_mean(seen: Seen, claims: pd.DataFrame) -> pd.DataFrame:
     """The claims by the mean of the differences under all recipes, given those under each."""
+    import pandas as pd
+
     mean, rows = averaged(seen.record, seen.selections, seen.whole["recipes"]["rows"])
     if not rows:
         return claims[:0]
     layout = lay_out(mean, rows, seen.layout.unit)
-    found = claims_frame(mean, Differences(mean, rows, layout, "has no mean under all recipes"))
-    under: dict[tuple[str, str], list[list[Row]]] = {}
+    found = claims_frame(mean, Differences(mean, rows, layout, _NO_MEAN))
+    under: dict[tuple[str, str], list[Row]] = {}
     for row in records(claims):
-        under.setdefault((row["claim"], without_recipe(row["group"])), []).append(row["pairs"])
-    verdicts = []
+        under.setdefault((row["claim"], without_recipe(row["group"])), []).append(row)
+    judged = []
     for row in records(found):
         cell = row["group"].removeprefix(GROUP).removeprefix(", ")
-        alike = [pairs for pairs in under.get((row["claim"], cell), []) if len(pairs) == len(row["pairs"])]
-        known = [[_with_half(pair) for pair in of if pair["high"] is not None] for of in zip(*alike, strict=True)]
-        verdicts.append(DEPENDS if any(map(far_apart, known)) else row["verdict"])
-    return found.assign(verdict=verdicts)
+        alike = [each for each in under.get((row["claim"], cell), []) if len(each["pairs"]) == len(row["pairs"])]
+        without = [name for pair in row["pairs"] if not _known(pair) for name in (pair["lower"], pair["than"])]
+        if without:
+            lost = next((each.variant for each in rows if each.variant in without and not each.complete), without[0])
+            judged.append({"verdict": NOT_COVERED, "reason": f"{lost} {_NO_MEAN}", "n": 0, "pairs": []})
+            continue
+        known = zip(*(each["pairs"] for each in alike), strict=True)
+        apart = any(far_apart(_with_half(pair) for pair in of if pair["high"] is not None) for of in known)
+        one_way = {each["verdict"] for each in alike} in ({HOLDS}, {REVERSED})
+        judged.append({"verdict": DEPENDS if apart and not one_way else row["verdict"]})
+    return pd.DataFrame([row | more for row, more in zip(records(found), judged, strict=True)], columns=found.columns)
+
+
+def _known(pair: Row) -> bool:
+    """Whether something is known of a pair."""
+    return bool(pair["diverged"]) or pair["difference"] is not None
 
 
 def _with_half(pair: Row) -> tuple[float, float]:

@@ -92,18 +92,25 @@ def _rows_of_paper(mapped: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
 
 def _mean(row: str, selections: Sequence[Selection]) -> Selection:
     """A row under all recipes."""
-    lost = all(each.diverged for each in selections)
-    spoilt = any(each.has_no_mean for each in selections) and not lost
-    found = {}
-    for seed in sorted(set[int]().union(*(each.reported for each in selections))):
-        trials = [each.reported.get(seed, {"state": "missing"}) for each in selections]
-        if all(seed in each.complete for each in selections) and not spoilt:
-            found[seed] = _mean_trial(trials)
-        elif lost and all(trial["state"] == "diverged" for trial in trials):
-            found[seed] = trials[0]
-        else:
-            found[seed] = {"state": "incomplete", "seed": seed, "key": None, "result": None}
-    return Selection(row, (), selections[0].tuned if lost and not found else (), None, found, ())
+    seeds = sorted(set[int]().union(*(each.reported for each in selections)))
+    if all(map(_diverged_everywhere, selections)):
+        tuned = () if seeds else selections[0].tuned
+        return Selection(row, (), tuned, None, {seed: _ended("diverged", seed) for seed in seeds}, ())
+    found = {seed: _ended("incomplete", seed) for seed in seeds}
+    for seed in seeds if not any(each.has_no_mean for each in selections) else ():
+        if all(seed in each.complete for each in selections):
+            found[seed] = _mean_trial([each.complete[seed] for each in selections])
+    return Selection(row, (), (), None, found, ())
+
+
+def _diverged_everywhere(selection: Selection) -> bool:
+    """Whether a variant diverged at every seed, or at every value that was tuned."""
+    return {trial["state"] for trial in (selection.reported.values() or selection.tuned)} == {"diverged"}
+
+
+def _ended(state: str, seed: int) -> dict[str, Any]:
+    """A trial of a row that has no mean at a seed."""
+    return {"state": state, "seed": seed, "key": None, "result": None}
 
 
 def _mean_trial(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,10 +132,14 @@ def _mean_trial(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _mean_numbers(of: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The means of those numbers that all have."""
-    names = [name for name in of[0] if all(isinstance(each.get(name), int | float) for each in of)]
-    return {name: float(np.mean([each[name] for each in of])) for name in names}
+def _mean_numbers(of: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The means of the numbers that the first one has, None where some has none."""
+    found: dict[str, float | None] = {}
+    for name, value in of[0].items():
+        if isinstance(value, int | float | None):
+            values = [each.get(name) for each in of]
+            found[name] = None if None in values else float(np.mean(np.array(values, np.float64)))
+    return found
 
 
 def _mean_findings(of: Sequence[Iterable[Mapping[str, Any]]]) -> Iterable[dict[str, Any]]:

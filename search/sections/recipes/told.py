@@ -30,8 +30,8 @@ LEGEND = (
     "verdicts under all of them, each against the baseline under the same one"
 )
 OF_MEAN = (
-    "the mean of each row's differences under all recipes, over the n seeds that it has under all of them; depends on "
-    "the recipe: two of the differences are further apart than their intervals together allow"
+    "the mean of each row's differences under all recipes, over the n seeds that all have; depends on the recipe: two "
+    "differences are further apart than their intervals together allow, and have other verdicts"
 )
 _LOST = "diverged", "pruned", "left out"  # verdicts on rows that never have a mean
 _ENOUGH = 3  # seeds for an interval
@@ -47,7 +47,7 @@ class ToldOfRecipes(Told):
     def frames(self, seen: Seen) -> dict[str, Any]:
         """under_recipes: a row per variant with its `row` and `recipe`, TEST loss, difference and verdict under it.
         mean_of_recipes: a row per `row` that has every recipe: the mean of its differences under all of them, over the
-            `n` seeds that all have.
+            `n` seeds that all have. mean_undocumented: those whose interval lacks the variance of documents.
         best_recipes: a row per `row` at its best recipe `against` its `baseline` at that one's best; `holds` says under
             how many recipes the verdict is the same. Without a recipe where nothing is known yet, or ever.
         """
@@ -60,15 +60,18 @@ class ToldOfRecipes(Told):
             if row["variant"] in rows
         ]
         found = pd.DataFrame(under, columns=[*UNDER])
-        mean = [*_means(seen, rows, records(found))]
+        mean, undocumented = _means(seen, rows, records(found))
         best = _at_best(seen, rows, found, {row: verdict for row, *_, verdict in mean})
         return {
             "under_recipes": found,
             "mean_of_recipes": pd.DataFrame(mean, columns=[*MEAN]),
+            "mean_undocumented": undocumented,
             "best_recipes": pd.DataFrame(best, columns=[*BEST]),
         }
 
     def notes(self, found: Comparison) -> Iterable[str]:
+        if rows := found.mean_undocumented:
+            yield f"{', '.join(rows)}: document variance of the mean unknown, its interval holds seed noise only"
         for row in records(found.best_recipes):
             if row["holds"].startswith("reversed"):
                 yield f"{row['row']}: {row['holds']}: the difference is the recipe's as much as the architecture's"
@@ -97,6 +100,7 @@ class ToldOfRecipes(Told):
 def _mean_block(rows: list[dict[str, Any]], under: list[dict[str, Any]], unit: str) -> Block:
     """The mean of each row's differences, beside that under each recipe."""
     recipes = list(dict.fromkeys(each["recipe"] for each in under))
+    shown = recipes if len(recipes) <= _MOST else []
     single = {(each["row"], each["recipe"]): each["delta"] for each in under}
     column = partial(column_of, rows)
 
@@ -106,7 +110,7 @@ def _mean_block(rows: list[dict[str, Any]], under: list[dict[str, Any]], unit: s
     columns = [
         column("variant", lambda row: row["row"], "l"),
         column("n", lambda row: str(row["n"]), keep=3),
-        *(column(printable(f"Δ {recipe}"), partial(of_recipe, recipe), keep=5) for recipe in recipes[:_MOST]),
+        *(column(printable(f"Δ {recipe}"), partial(of_recipe, recipe), keep=5) for recipe in shown),
         column(f"Δ {unit}", lambda row: number(row["delta"], "+.4f")),
         column("95% interval", lambda row: interval(row["low"], row["high"])),
         column("verdict", lambda row: row["verdict"], "l"),
@@ -118,24 +122,28 @@ _SAYING = ("better", "worse", "within noise", "equivalent", "undecided")  # some
 TABLE = ("variant", "loss_mean", "delta", "delta_low", "delta_high", "verdict")
 
 
-def _means(seen: Seen, rows: Cells, under: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
-    """The rows that have a mean over all recipes, compared as those of a table without recipes are."""
+def _means(seen: Seen, rows: Cells, under: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The rows that have a mean over all recipes, compared as those of a table without recipes are, and which of them
+    lack the losses of documents."""
     record, selections = averaged(seen.record, seen.selections, rows)
     if not selections:
-        return
-    analysis = analysed(record, lay_out(record, selections, seen.layout.unit))
+        return [], []
+    layout = lay_out(record, selections, seen.layout.unit)
     compared = {rows[v["name"]][0] for v in seen.record["variants"] if v["name"] in rows and v["name"] != v["baseline"]}
     variants = {variant["name"]: variant for variant in record["variants"]}
-    for name, contrast, selection in zip(variants, analysis.contrasts, selections, strict=True):
+    found: list[tuple[Any, ...]] = []
+    for name, contrast, selection in zip(variants, analysed(record, layout).contrasts, selections, strict=True):
         base = variants[name]["baseline"]
         if base == name:
             if name not in compared:
-                yield name, base, len(selection.complete), *_difference(None), "baseline"
+                found.append((name, base, len(selection.complete), *_difference(None), "baseline"))
             continue
         reason = apart(record, variants[name], variants[base])
         known = contrast if reason is None else None
         own = [each for each in under if each["row"] == name]
-        yield name, base, known.pairs if known else 0, *_difference(known), reason or _said(record, known, own)
+        verdict = reason or _said(record, known, own)
+        found.append((name, base, known.pairs if known else 0, *_difference(known), verdict))
+    return found, layout.undocumented
 
 
 def _said(record: dict[str, Any], contrast: Contrast | None, under: list[dict[str, Any]]) -> str:
@@ -145,7 +153,8 @@ def _said(record: dict[str, Any], contrast: Contrast | None, under: list[dict[st
     if contrast.half_width is None and len(record["seeds"]) >= _ENOUGH:
         return "undecided" if record.get("sequential") else "incomplete"
     known = [(each["delta"], each["high"] - each["delta"]) for each in under if math.isfinite(each["high"])]
-    return DEPENDS if far_apart(known) else verdict_of(contrast, record)
+    one_way = {each["verdict"] for each in under} in ({"better"}, {"worse"})
+    return DEPENDS if far_apart(known) and not one_way else verdict_of(contrast, record)
 
 
 def _difference(contrast: Contrast | None) -> tuple[float, float, float]:

@@ -158,6 +158,41 @@ def test_a_row_that_is_lost_under_one_recipe_has_no_mean() -> None:
     assert mean["delta"].isna().all() and "Mean over" not in report(found)
 
 
+def test_a_mean_is_never_that_of_the_seeds_that_survived() -> None:
+    effects = {"base": {"x": 0.2, "y": 0.0}, "a": {"x": 0.1, "y": -0.1}}
+    record, trials = asked(effects, seeds=6)
+    for recipe, seed in (("x", 0), ("y", 1)):
+        lost = [trial for trial in pick(trials, f"a [recipe={recipe}]") if trial["seed"] == seed]
+        end_as(lost, "diverged", "loss is not finite")
+    found = compare(record, trials)
+    row = found.mean_of_recipes.set_index("row").loc["a"]
+    assert (row["verdict"], row["n"]) == ("diverged", 0) and not [
+        told for told in findings(found) if "average" in told[1]
+    ]
+
+
+def test_a_mean_without_the_losses_of_documents_says_so() -> None:
+    record, trials = asked({"base": {"x": 0.2, "y": 0.0}, "a": {"x": 0.1, "y": -0.1}})
+    pick(trials, "a [recipe=x]")[1]["documents"] = None
+    told = [note for note in compare(record, trials).notes if "of the mean unknown" in note]
+    assert told == ["a: document variance of the mean unknown, its interval holds seed noise only"]
+
+
+def test_means_of_rows_without_bits_per_byte_are_told_in_bits_per_byte_of_the_others() -> None:
+    record, trials = asked({each: {"x": 0.1 * (each == "base"), "y": 0.0} for each in ("base", "a", "bpe", "masked")})
+    for trial in trials:
+        trial["result"] = deepcopy(trial["result"])
+        test = trial["result"]["test"]
+        test["bits_per_byte"] = (
+            None if "masked" in trial["variant"] else test["bits_per_byte"] / (1 + ("bpe" in trial["variant"]))
+        )
+    mean = compare(record, trials).mean_of_recipes.set_index("row")
+    assert (
+        mean.loc["masked", "verdict"]
+        == compare(record, trials).table.set_index("variant").loc["masked [recipe=x]", "verdict"]
+    )
+
+
 def test_recipes_that_change_the_test_have_no_mean() -> None:
     record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": 0.3}})
     for variant in record["variants"]:
