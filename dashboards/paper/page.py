@@ -15,6 +15,7 @@ from archlab.search.formatting.tables import IDENTITIES, Block, Page
 from archlab.search.reporting.findings import findings
 from archlab.search.reporting.report import build_page
 from archlab.search.results.comparison import Comparison
+from archlab.search.results.told import sections_of
 from archlab.search.sections.published.told import ToldOfPublished
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -62,9 +63,11 @@ def _tables(found: Comparison, told: Page) -> Iterator[str]:
     if published := [*ToldOfPublished().blocks(found)]:
         shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
         yield f"<section class=published><h2>Published</h2>{shown}</section>"
-    for block in others:
+    heading = sum(len([*told.blocks(found)]) for told in sections_of(found) if told.heads) - 1
+    for place, block in enumerate(others):
         if block not in published:
-            yield f"<details><summary>{escape(block.title)}</summary>{_table(block)}</details>"
+            shut = "" if place >= heading else " open"
+            yield f"<details{shut}><summary>{escape(block.title)}</summary>{_table(block)}</details>"
 
 
 def _table(block: Block) -> str:
