@@ -63,7 +63,7 @@ def _tables(found: Comparison, told: Page) -> Iterator[str]:
     if published := [*ToldOfPublished().blocks(found)]:
         shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
         yield f"<section class=published><h2>Published</h2>{shown}</section>"
-    heading = sum(len([*told.blocks(found)]) for told in sections_of(found) if told.heads) - 1
+    heading = sum(len([*each.blocks(found)]) for each in sections_of(found) if each.heads) - 1
     for place, block in enumerate(others):
         if block not in published:
             shut = "" if place >= heading else " open"
