@@ -108,8 +108,6 @@ def challenge(
     from archlab.search.running.progress import make_progress
 
     wanted = {name: Idea(node, why) for name, node in _read(patches).items()}
-    if len(wanted) > _MANY:
-        click.echo(f"checking {len(wanted)} changes before anything trains", err=True)
 
     def begin(planned: Plan) -> None:
         progress.plan(planned.record(), planned.trials)
@@ -148,7 +146,8 @@ def challenge(
 
 
 def _read(patches: tuple[str, ...]) -> dict[str, Any]:
-    """name -> node of its changes. Raises SpecError for what is no mapping, or names one twice."""
+    """name -> node of its changes; says so where there are many to check. Raises SpecError for what is no mapping, or
+    names one twice."""
     from archlab.arch_dsl.language.errors import SpecError
     from archlab.arch_dsl.language.source import read, read_text
 
@@ -166,6 +165,8 @@ def _read(patches: tuple[str, ...]) -> dict[str, Any]:
             if name in found:
                 raise SpecError.of(f"challengers.{name}", "is there twice", node.key_marks.get(name, child.mark))
             found[name] = child
+    if len(found) > _MANY:
+        click.echo(f"checking {len(found)} changes before anything trains", err=True)
     return found
 
 
