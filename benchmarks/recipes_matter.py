@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from archlab.search.sections.published.claims import HOLDS, REVERSED, UNDECIDED
+from archlab.search.sections.recipes.average import AXIS, DEPENDS
+from archlab.search.sections.recipes.average import GROUP as MEAN
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, KEPT = ROOT / "studies/results", ROOT / "benchmarks/results/first-recipes.jsonl"
 PAGE = ROOT / "docs/papers/recipes-matter.md"
 OPEN, CLOSE = "<!-- changed: written by `python benchmarks/recipes_matter.py` -->\n", "<!-- /changed -->\n"
-CASE = "recipe="  # what a group of claims under a recipe is called by
-MEAN = "mean of the recipes"
-DECIDED = ("holds", "reversed")
-SAYING = (*DECIDED, "undecided", "depends on the recipe")  # verdicts on a claim that its study can test
+CASE = f"{AXIS}="  # what a group of claims under a recipe is called by
+DECIDED = (HOLDS, REVERSED)
+SAYING = (*DECIDED, UNDECIDED, DEPENDS)  # verdicts on a claim that its study can test
 ENDS = ("delta", "delta_low", "delta_high")
 
 Told = dict[str, Any]

@@ -12,7 +12,8 @@ it, drawn anew, normal, as large as that of the table's seeds. Printed as JSON, 
 * proposal_ms: processor time of a proposal, the mean in milliseconds;
 * found, regret: after the core-seconds of 15, 30 and 60 full trials the share of searches that had trained one, and the
   loss of the model that they would return less the lowest one, in nats/token. With `--first` a search ends where the
-  first figure is known: found is the share of those that reached it, and there is no regret.
+  first figure is known: found is the share of those that reached it, the others count with what they spent, and there
+  is no regret.
 
 Ways: samplers by name; `NAME, rungs` trains proposals for the shorter length with half of its core-seconds, and the
 best of these for the full one with the other half (`promote`), and is told after each budget alone.
@@ -234,11 +235,13 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="trials that run side by side; not those of rungs")
     parser.add_argument("--first", type=int, metavar="N", help="ends at a model of the best 1%%, or after N proposals")
     given = parser.parse_args()
+    if given.first is not None and any(way.endswith(RUNGS) for way in given.only or WAYS):
+        parser.error("--first: a search with rungs has no first model of the full length; name others with --only")
     table, random = Table(given.table, load_study(STUDY)), None
     for way in given.only or [*WAYS, *SLOW]:
         if way.endswith(RUNGS):
             search = partial(rungs, table, way.removesuffix(RUNGS))
-        elif given.first:
+        elif given.first is not None:
             search = partial(first, table, way, given.at_once, given.first)
         else:
             search = partial(alone, table, way, given.at_once)

@@ -13,9 +13,8 @@ from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.pictures import drawings
 from archlab.search.formatting.tables import IDENTITIES, Block, Page
 from archlab.search.reporting.findings import findings
-from archlab.search.reporting.report import build_page
+from archlab.search.reporting.report import ALL, build_page
 from archlab.search.results.comparison import Comparison
-from archlab.search.results.told import sections_of
 from archlab.search.sections.published.told import ToldOfPublished
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -63,7 +62,7 @@ def _tables(found: Comparison, told: Page) -> Iterator[str]:
     if published := [*ToldOfPublished().blocks(found)]:
         shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
         yield f"<section class=published><h2>Published</h2>{shown}</section>"
-    heading = sum(len([*each.blocks(found)]) for each in sections_of(found) if each.heads) - 1
+    heading = next((place for place, block in enumerate(others) if block.title == ALL), 0)
     for place, block in enumerate(others):
         if block not in published:
             shut = "" if place >= heading else " open"

@@ -12,7 +12,7 @@ from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.challenge.ledger import Losses, digest, round_of
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.results.selection import Selection, loss, with_baselines
-from archlab.search.sections.recipes.spec import AXIS
+from archlab.search.sections.recipes.average import AXIS
 from archlab.search.sections.rooms import select
 from archlab.search.store.store import Store
 from archlab.search.study.load import check

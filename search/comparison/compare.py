@@ -21,8 +21,8 @@ from archlab.search.results.losses import Layout, lay_out, read_documents
 from archlab.search.results.selection import Selection, baselines_of, edge, varied_in, with_baselines, with_tuned_size
 from archlab.search.results.told import Record, Rows, Seen
 from archlab.search.sections.rooms import select, told_of
-from archlab.search.sections.seeds.decide import analysed, decision, only_wanted
-from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
+from archlab.search.sections.seeds.decide import analysed, only_wanted, verdict_of
+from archlab.search.statistics.contrast import Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
 from archlab.search.store.lock import states_of
@@ -215,13 +215,7 @@ def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selecti
     base = next(v for v in record["variants"] if v["name"] == variant["baseline"])
     if why := apart(record, variant, base):
         return why
-    if contrast is None:
-        return "incomplete"
-    if sequential := record.get("sequential"):
-        return decision(contrast, sequential["margin"]) or "undecided"
-    if contrast.half_width is None:
-        return "too few seeds" if len(record["seeds"]) < MINIMUM_SEEDS else "incomplete"
-    return decision(contrast, None) or "within noise"
+    return verdict_of(contrast, record)
 
 
 def _mean(values: list[float | None]) -> float:

@@ -25,7 +25,7 @@ from archlab.search.recipe.stages import stage_lines
 from archlab.search.sections.budget.spec import standing
 from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
 from archlab.search.sections.evaluate.wanted import to_measure
-from archlab.search.sections.recipes.spec import AXIS
+from archlab.search.sections.recipes.average import AXIS
 from archlab.search.sections.tune.spec import Tune, short
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant

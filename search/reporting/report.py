@@ -119,6 +119,10 @@ PLAIN: dict[str, Callable[[Comparison], str]] = {"csv": _csv, "json": _json}
 FORMATS = (*PAGES, *PLAIN)
 
 
+ALL = "All variants"
+"""The title of the main table where others stand before it."""
+
+
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
     first, then = (
@@ -127,7 +131,7 @@ def build_page(comparison: Comparison) -> Page:
     )
     domains = [_by_domain(comparison)] if len(comparison.domains) else []
     main = main_block(comparison)
-    return page_of(comparison, [*first, replace(main, title="All variants") if first else main, *domains, *then])
+    return page_of(comparison, [*first, replace(main, title=ALL) if first else main, *domains, *then])
 
 
 def without_details(page: Page) -> Page:

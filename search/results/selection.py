@@ -52,6 +52,11 @@ class Selection:
         return self.settings is None and bool(self.tuned) and lost
 
     @property
+    def all_diverged(self) -> bool:
+        """Every reported seed diverged, or without one every value that was tuned."""
+        return {t["state"] for t in (self.reported.values() or self.tuned)} == {"diverged"}
+
+    @property
     def pruned(self) -> bool:
         """A reported seed was pruned: the mean of the others would be that of the lucky ones."""
         return any(t["state"] == "pruned" for t in self.reported.values())

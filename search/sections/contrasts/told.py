@@ -105,7 +105,7 @@ def _row(seen: Seen, one: str, other: str, comparisons: int) -> dict[str, Any]:
         always_valid=bool(seen.record.get("sequential")),
     )
     if found is None:
-        return told | {"verdict": "incomplete"}
+        return told | {"verdict": verdict_of(found, seen.record)}
     half, verdict = found.half_width, verdict_of(found, seen.record)
     ends = {} if half is None else {"low": found.difference - half, "high": found.difference + half}
     return told | {"n": found.pairs, "delta": found.difference, **ends, "verdict": verdict}

@@ -169,8 +169,7 @@ def _pair(claim: Row, one: str, other: str, differences: Differences, comparison
 
 def diverged_everywhere(selection: Selection) -> bool:
     """Whether a variant diverged at every seed (or every value that was tuned), at two of them or more."""
-    states = [trial["state"] for trial in (selection.reported.values() or selection.tuned)]
-    return len(states) >= FEWEST and set(states) == {"diverged"}
+    return len(selection.reported or selection.tuned) >= FEWEST and selection.all_diverged
 
 
 def _gone(one: Selection, other: Selection) -> str:

@@ -20,7 +20,7 @@ from archlab.search.utils.canonical import canonical_json
 
 GROUP = "mean of the recipes"  # what a claim of a paper is judged in, beside each recipe
 DEPENDS = "depends on the recipe"
-AXIS = "recipe="
+AXIS = "recipe"  # what a cell is called by: `G1 [recipe=long warm-up]`
 
 Cells = Mapping[str, Sequence[str]]  # of each variant its row and its recipe
 
@@ -62,7 +62,7 @@ def far_apart(differences: Iterable[tuple[float, float]]) -> bool:
 
 def without_recipe(group: str) -> str:
     """A group of rows of a published table without the recipe that it stands under."""
-    return ", ".join(part for part in group.split(", ") if part and not part.startswith(AXIS))
+    return ", ".join(part for part in group.split(", ") if part and not part.startswith(f"{AXIS}="))
 
 
 def _baseline(variants: Sequence[dict[str, Any]], cells: Cells) -> str:
@@ -93,7 +93,7 @@ def _rows_of_paper(mapped: Mapping[str, Any], cells: Cells) -> dict[str, Any]:
 def _mean(row: str, selections: Sequence[Selection]) -> Selection:
     """A row under all recipes."""
     seeds = sorted(set[int]().union(*(each.reported for each in selections)))
-    if all(map(_diverged_everywhere, selections)):
+    if all(each.all_diverged for each in selections):
         tuned = () if seeds else selections[0].tuned
         return Selection(row, (), tuned, None, {seed: _ended("diverged", seed) for seed in seeds}, ())
     found = {seed: _ended("incomplete", seed) for seed in seeds}
@@ -101,11 +101,6 @@ def _mean(row: str, selections: Sequence[Selection]) -> Selection:
         if all(seed in each.complete for each in selections):
             found[seed] = _mean_trial([each.complete[seed] for each in selections])
     return Selection(row, (), (), None, found, ())
-
-
-def _diverged_everywhere(selection: Selection) -> bool:
-    """Whether a variant diverged at every seed, or at every value that was tuned."""
-    return {trial["state"] for trial in (selection.reported.values() or selection.tuned)} == {"diverged"}
 
 
 def _ended(state: str, seed: int) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting, apply, settings_of
 from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.sections.recipes.average import AXIS
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.asks import Planned, Question
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.section import Section
 
-AXIS = "recipe"  # what a cell is called by: `G1 [recipe=long warm-up]`
 _NAME = re.compile(r"[^\s\[\],=]+( [^\s\[\],=]+)*")
 _START = "model.init"
 

@@ -34,7 +34,6 @@ OF_MEAN = (
     "differences are further apart than their intervals together allow, and have other verdicts"
 )
 _LOST = "diverged", "pruned", "left out"  # verdicts on rows that never have a mean
-_ENOUGH = 3  # seeds for an interval
 _MOST = 4  # recipes with a column of their own
 
 
@@ -148,13 +147,13 @@ def _means(seen: Seen, rows: Cells, under: list[dict[str, Any]]) -> tuple[list[t
 
 def _said(record: dict[str, Any], contrast: Contrast | None, under: list[dict[str, Any]]) -> str:
     """The verdict on a mean of differences, given those under each recipe."""
-    if contrast is None:
-        return next((each["verdict"] for each in under if each["verdict"] in _LOST), "incomplete")
-    if contrast.half_width is None and len(record["seeds"]) >= _ENOUGH:
-        return "undecided" if record.get("sequential") else "incomplete"
+    lost = next((each["verdict"] for each in under if each["verdict"] in _LOST), None)
+    if contrast is None and lost is not None:
+        return str(lost)
     known = [(each["delta"], each["high"] - each["delta"]) for each in under if math.isfinite(each["high"])]
     one_way = {each["verdict"] for each in under} in ({"better"}, {"worse"})
-    return DEPENDS if far_apart(known) and not one_way else verdict_of(contrast, record)
+    depends = contrast is not None and far_apart(known) and not one_way
+    return DEPENDS if depends else verdict_of(contrast, record)
 
 
 def _difference(contrast: Contrast | None) -> tuple[float, float, float]:

@@ -100,11 +100,17 @@ def decision(contrast: Contrast, margin: float | None) -> str | None:
 
 
 def verdict_of(contrast: Contrast | None, record: dict[str, Any]) -> str:
-    """What the interval says of one difference."""
-    if contrast is None or contrast.half_width is None:
-        return "too few seeds"
-    sequential = record.get("sequential") or {}
-    return decision(contrast, sequential.get("margin")) or ("undecided" if sequential else "within noise")
+    """What is said of one difference: better, worse, equivalent, else within noise, or undecided with seeds until it is
+    resolved; too few seeds in a study that has too few for an interval, incomplete where trials are missing."""
+    from archlab.search.statistics.contrast import MINIMUM_SEEDS
+
+    if contrast is None:
+        return "incomplete"
+    if sequential := record.get("sequential"):
+        return decision(contrast, sequential["margin"]) or "undecided"
+    if contrast.half_width is None:
+        return "too few seeds" if len(record["seeds"]) < MINIMUM_SEEDS else "incomplete"
+    return decision(contrast, None) or "within noise"
 
 
 def only_wanted(record: dict[str, Any], trials: list[dict[str, Any]], selections: list[Selection]) -> list[Selection]:
