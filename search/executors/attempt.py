@@ -167,4 +167,6 @@ def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
         return Failure("disk", f"no space left for {folder}: {error}; free some")
     if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:  # of a file system on the network
         return Failure("crash", str(error))
+    if error.errno == errno.EADDRINUSE:  # another program took the port at which the ranks were to meet
+        return Failure("crash", str(error))
     return _user_failure(folder, f"{type(error).__name__}: {error}", rank)

@@ -117,7 +117,10 @@ def run_together(jobs: list[Job], root: Path, environment: dict[int, dict[str, s
     world = jobs[0].parallel.world
     context = forking()
     answers = context.Queue()
-    addresses = [f"127.0.0.1:{free_port()}" for _ in jobs]
+    ports: set[int] = set()
+    while len(ports) < len(jobs):  # the store of one job may still listen when the next one begins
+        ports.add(free_port())
+    addresses = [f"127.0.0.1:{port}" for port in ports]
     ranks = []
     for rank in range(world):
         mine = [(job, Gang(rank, world, at, job.parallel)) for job, at in zip(jobs, addresses, strict=True)]

@@ -89,6 +89,8 @@ def strike(fault, step, attempt, folder):
             raise MemoryError
         case "disk":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "checkpoint.json"))
+        case "port":
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         case "grow":
             grow()
         case "hang":

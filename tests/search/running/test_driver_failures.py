@@ -1,7 +1,9 @@
 """What a failure costs with the inline executor: the trial, a retry, or the run."""
 
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +36,9 @@ def test_a_failing_trial_is_a_failed_row_with_a_traceback_and_the_others_go_on(t
     assert steps_run(tmp_path)[1]["7/0"] == 2
 
 
+TAKEN = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
 @pytest.mark.parametrize(
     ("kind", "state", "starts", "reason"),
     [
@@ -41,6 +46,7 @@ def test_a_failing_trial_is_a_failed_row_with_a_traceback_and_the_others_go_on(t
         pytest.param("system_exit", "failed", 1, "user: SystemExit: 0", id="sys.exit: no retry"),
         pytest.param("unpicklable", "failed", 1, "user: Local: ", id="an exception no pickle takes: no retry"),
         pytest.param("memory", "failed", 2, "oom: out of memory", id="out of memory: one retry"),
+        pytest.param("port", "failed", 3, f"crash: {TAKEN}", id="a taken port: two retries"),
     ],
 )
 def test_a_failure_costs_the_retries_of_its_kind(tmp_path, kind, state, starts, reason):
