@@ -105,6 +105,13 @@ def test_the_page_of_recipes_is_what_its_script_makes_of_the_results() -> None:
     assert script["PAGE"].read_text("utf-8") == script["written"](), "python benchmarks/recipes_matter.py"
 
 
+def test_the_slopes_of_the_ladder_are_what_their_script_makes_of_its_result() -> None:
+    script = run_path(str(ROOT / "benchmarks" / "rung_slopes.py"))
+    report = json.loads((ROOT / "studies/results/three-claims.json").read_text("utf-8"))
+    kept = (ROOT / "benchmarks/results/three-claims.jsonl").read_text("utf-8").splitlines()
+    assert [*script["slopes"](report)] == [json.loads(line) for line in kept]
+
+
 def test_a_figure_that_no_result_has_is_found() -> None:
     records = [[0.0384, -0.0702, -0.0066], [1.25]]
     assert unsupported("gains 0.038 [0.007, 0.070] and 1.25", records) == []

@@ -165,8 +165,6 @@ def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
 def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"no space left for {folder}: {error}; free some")
-    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:  # of a file system on the network
-        return Failure("crash", str(error))
-    if error.errno == errno.EADDRINUSE:  # another program took the port at which the ranks were to meet
+    if error.errno in (errno.ETIMEDOUT, errno.EADDRINUSE):  # a file system on the network; a port that is taken
         return Failure("crash", str(error))
     return _user_failure(folder, f"{type(error).__name__}: {error}", rank)
