@@ -66,16 +66,27 @@ def tuned(tune: Tune, rungs: int, losses: Losses, possible: Callable[[Point], bo
     _halve(found, tune.brackets.keep if tune.brackets else 1.0)
     while found.settled and found.points:
         best = min(found.points, key=found.end)
-        alive = math.isfinite(found.end(best))
-        more = _near(tune, found, best) if alive else _stopped(found)[:1]
-        fresh = [point for point in _beyond(tune, found, best) if possible(point)] if alive and not more else []
-        if not (more or fresh):
+        if math.isfinite(found.end(best)):
+            if not enclose(tune, found, best, possible):
+                break
+        elif stopped := _stopped(found):
+            found.want(stopped[0], rungs)
+        else:
             break
-        for name in more:
-            found.want(name, rungs)
-        for point in fresh:
-            found.add(point, rungs)
     return found
+
+
+def enclose(tune: Tune, found: Tuned, best: str, possible: Callable[[Point], bool]) -> list[str]:
+    """Wants to their end the neighbours of a point that stopped at a rung; where there are none, the next values on the
+    sides on which nothing was tried. The names of those; none where the point is enclosed."""
+    if more := _near(tune, found, best):
+        for name in more:
+            found.want(name, found.rungs)
+        return more
+    fresh = [point for point in _beyond(tune, found, best) if possible(point)]
+    for point in fresh:
+        found.add(point, found.rungs)
+    return [canonical_json(point) for point in fresh]
 
 
 def _halve(found: Tuned, keep: float) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.recipe.curve import rungs
 from archlab.search.results.selection import choose, loss
-from archlab.search.sections.tune.halving import Point, tuned
+from archlab.search.sections.tune.halving import Point, Tuned, enclose, tuned
 from archlab.search.sections.tune.spec import RATE, Tune, short
 from archlab.search.store.store import TERMINAL, Row
 from archlab.search.trial.metrics import validation_history
@@ -51,37 +52,66 @@ class Tuner:
         def losses(point: Point) -> Sequence[float | None]:
             return self._losses(present.get(self.trial(variant, point).key), steps)
 
-        found = tuned(self.tune, len(steps), losses, lambda point: self.at(variant, point) is not None)
+        found = tuned(self.tune, len(steps), losses, partial(self._is_possible, variant))
+        twice = self._twice(variant, found, present)
+        rows = self._rows(variant, found, twice)
+        if not found.settled or not self._are_over(variant, found, twice, present):
+            return rows, None
+        return rows, self._choice(variant, rows, present)
+
+    def _rows(self, variant: Variant, found: Tuned, twice: list[str]) -> list[Row]:
+        """The rows of all points as far as they are wanted, and those of `twice` with the second seed."""
+        steps = [*self.rungs(variant), None]
+        settings = {name: {"lr": variant.recipe.lr, **point} for name, point in found.points.items()}  # always a rate
         rows = []
         for name, point in found.points.items():
-            until = [*steps, None][found.reach[name]]
-            settings = {"lr": variant.recipe.lr, **point}  # which always name the learning rate
-            rows.append(Row(self.trial(variant, point), variant.name, "tune", settings, self.seed, until))
-        if not found.settled:
-            return rows, None
-        again = self._again(variant, list(found.points.values()), rows, present)
-        rows += again
-        if any(present.get(row.trial.key, {}).get("state") not in TERMINAL for row in again):
-            return rows, None
+            until = steps[found.reach[name]]
+            rows.append(Row(self.trial(variant, point), variant.name, "tune", settings[name], self.seed, until))
+        for name in twice:
+            again = self.trial(variant, found.points[name], self.second)
+            rows.append(Row(again, variant.name, "tune", settings[name], again.seed))
+        return rows
+
+    def _choice(
+        self, variant: Variant, rows: list[Row], present: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """The settings that are best by the trials that have come to their end."""
         ended = [row for row in rows if row.until is None and row.trial.key in present]
         mine = [{**present[row.trial.key], "settings": row.settings, "until": None} for row in ended]
-        return rows, choose({"tune": self.tune.plain(), "seeds": []}, variant.name, mine).settings
+        return choose({"tune": self.tune.plain(), "seeds": []}, variant.name, mine).settings
 
-    def _again(
-        self, variant: Variant, points: list[Point], rows: list[Row], present: Mapping[str, dict[str, Any]]
-    ) -> list[Row]:
-        """The best value and the second one with a second seed, where the first one cannot tell them apart.
+    def _twice(self, variant: Variant, found: Tuned, present: Mapping[str, dict[str, Any]]) -> list[str]:
+        """The names of the points that get a second seed, because the first one cannot tell them apart.
 
-        That is where their losses differ by no more than the standard deviation of such a difference, sqrt(2) times
-        the noise of a trial's seed. A second seed of the best one is one of its repeats, so that this costs a trial.
+        These are the best and the second one, where their losses differ by no more than the standard deviation of such
+        a difference, sqrt(2) times the noise of a trial's seed. A second seed of the best one is one of its repeats, so
+        that this costs a trial. Where the mean of both seeds has moved the best, what is beside it or beyond is wanted
+        as it was for the first seed, and gets a second one as well unless the first seed has told it to be behind.
         """
-        ended = [(loss(present[row.trial.key], "validation"), i) for i, row in enumerate(rows) if row.until is None]
-        best = sorted((value, i) for value, i in ended if value is not None)[:2]
-        noise = self.noise(variant)
-        if self.second is None or len(best) < 2 or not best[1][0] - best[0][0] <= math.sqrt(2) * noise or not noise:
+        limit = math.sqrt(2) * self.noise(variant)
+        twice = sorted((name for name in found.points if math.isfinite(found.end(name))), key=found.end)[:2]
+        losses = [found.end(name) for name in twice]
+        if self.second is None or not found.settled or len(twice) < 2 or not limit or losses[1] - losses[0] > limit:
             return []
-        trials = [(self.trial(variant, points[i], self.second), rows[i].settings) for _, i in best]
-        return [Row(trial, variant.name, "tune", settings, self.second) for trial, settings in trials]
+        while found.settled and self._are_over(variant, found, twice, present):
+            best = self._choice(variant, self._rows(variant, found, twice), present)
+            leader = next(name for name, point in found.points.items() if point.items() <= (best or {}).items())
+            fresh = enclose(self.tune, found, leader, partial(self._is_possible, variant))
+            if not fresh:
+                break
+            near = [name for name in fresh if found.settled and math.isfinite(found.end(name))]
+            twice += [name for name in near if found.end(name) - found.end(leader) <= limit]
+        return twice
+
+    def _are_over(
+        self, variant: Variant, found: Tuned, twice: list[str], present: Mapping[str, dict[str, Any]]
+    ) -> bool:
+        """Whether the second seeds of these points have ended."""
+        keys = [self.trial(variant, found.points[name], self.second).key for name in twice]
+        return all(present.get(key, {}).get("state") in TERMINAL for key in keys)
+
+    def _is_possible(self, variant: Variant, point: Point) -> bool:
+        return self.at(variant, point) is not None
 
     def rungs(self, variant: Variant) -> list[int]:
         """The steps at which values may stop: the first points of the validation curve at or after each rung."""

@@ -476,6 +476,59 @@ def test_values_within_the_noise_of_a_seed_are_tried_with_a_second_one(tmp_path:
     assert set(chosen(made, simulate(made_again(made), misled)).values()) == {5e-3}, "no noise is known"
 
 
+@pytest.mark.parametrize("noise", [0.01, math.inf])
+def test_a_second_seed_that_moves_the_best_to_the_edge_is_followed_beyond(tmp_path: Path, noise: float) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 2e-3, 4e-3], extend: 2}", seeds="seeds: 3")
+    assert made.tuner is not None
+    made.tuner.noise = lambda variant: noise
+
+    def rising(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+        """A valley at 8e-3, in which the first seed shows 2e-3 as the best one."""
+        lost = 0.015 if (settings["lr"], seed) == (2e-3, 0) else 0.0
+        slope = 0.1 if settings["lr"] > 8e-3 else 0.008
+        return 2 + slope * abs(math.log2(float(settings["lr"]) / 8e-3)) - lost
+
+    tables = [simulate(made_again(made), rising, seed=order) for order in range(4)]
+    for table in tables:
+        assert set(chosen(made, table).values()) == {8e-3}
+        assert {row["settings"]["lr"] for row in table} == {1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2}
+        again = {row["settings"]["lr"] for row in table if row["role"] == "tune" and row["seed"] == 1}
+        told = {1.6e-2} if noise < 1 else set()
+        assert again == {2e-3, 4e-3, 8e-3, 1.6e-2} - told, "the first seed tells what is behind by more than the noise"
+        assert not any(each.missing_points or each.missing_seeds for each in select(made.record(), table))
+    assert len({tuple(sorted((r["key"], r["role"]) for r in table)) for table in tables}) == 1
+
+
+def test_a_neighbour_that_stopped_at_a_rung_goes_on_beside_the_best_of_two_seeds(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 2e-3, 4e-3, 8e-3], brackets: {keep: 0.5}}", seeds="seeds: 2")
+    assert made.tuner is not None
+    made.tuner.noise = lambda variant: 0.01
+    first = {1e-3: 2.000, 2e-3: 2.004, 4e-3: 2.030, 8e-3: 2.5}
+
+    def falling(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+        return first[settings["lr"]] if seed == 0 else 2 + 0.02 * (settings["lr"] == 1e-3)
+
+    table = simulate(made, falling)
+    assert set(chosen(made, table).values()) == {2e-3}
+    assert {row["settings"]["lr"] for row in table if row["until"] is None} == {1e-3, 2e-3, 4e-3}
+    assert {row["settings"]["lr"] for row in table if row["until"] is not None} == {8e-3}
+
+
+def test_what_diverges_beyond_the_best_of_two_seeds_encloses_it(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 2e-3, 4e-3], extend: 2}", seeds="seeds: 2")
+    assert made.tuner is not None
+    made.tuner.noise = lambda variant: math.inf
+
+    def stormy(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+        lost = 0.015 if (settings["lr"], seed) == (2e-3, 0) else 0.0
+        return math.inf if settings["lr"] > 4e-3 else 2 - math.log2(float(settings["lr"])) / 100 - lost
+
+    table = simulate(made, stormy)
+    assert set(chosen(made, table).values()) == {4e-3}
+    beyond = [row for row in table if row["settings"]["lr"] > 4e-3]
+    assert {(row["settings"]["lr"], row["seed"], row["state"]) for row in beyond} == {(8e-3, 0, "diverged")}
+
+
 def made_again(made: Plan) -> Plan:
     """The plan with nothing remembered."""
     if made.tuner:
