@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,50 +82,30 @@ def keep(study: str) -> None:
 
 
 def tables() -> Iterator[str]:
-    """The lines of the page between the marks."""
+    """The lines of the page between the marks: a table for each study."""
     first = [json.loads(line) for line in KEPT.read_text().splitlines()]
-    now = {each["study"]: told(each["study"]) for each in first}
-    yield from _overview(first, now)
-    yield from ["", "Claims with another verdict now, under some recipe or on average:", ""]
-    yield from ["| study | claim | at first | now |", "| :-- | :-- | :-- | :-- |"]
     for before in first:
-        for claim, verdicts in before["claims"].items():
-            after = now[before["study"]]["claims"].get(claim, {})
-            if {*after.values()} - {verdicts[""]}:
-                shown = "<br>".join(f"{recipe}: {verdict}" for recipe, verdict in after.items())
-                yield f"| {_short(before)} | {claim} | {verdicts['']} | {shown} |"
-    yield from ["", "Rows with another verdict now, in nats per token to their baseline:", ""]
-    yield from ["| study | row | at first | now |", "| :-- | :-- | :-- | :-- |"]
-    for before in first:
-        for row, verdicts in before["rows"].items():
-            after = now[before["study"]]["rows"].get(row, {})
-            if {each["verdict"] for each in after.values()} - {verdicts[""]["verdict"]}:
-                shown = "<br>".join(f"{recipe}: {_difference(each)}" for recipe, each in after.items())
-                yield f"| {_short(before)} | {_plain(row)} | {_difference(verdicts[''])} | {shown} |"
+        after = told(before["study"])
+        recipes = list(dict.fromkeys(recipe for by in after["rows"].values() for recipe in by))
+        tokens = f"{before['tokens'] / 1e6:.0f}M tokens at first, {after['tokens'] / 1e6:.0f}M now"
+        yield from ["", f"### {before['study'].removesuffix('-small')}: {tokens}", ""]
+        yield f"| [result](../../studies/results/{before['study']}.md) | at first | {' | '.join(recipes)} |"
+        yield f"| :-- | --: |{' --: |' * len(recipes)}"
+        for title, cell in (("**claims decided**", _decided), ("**half-width**", _width), ("**rho**", _rho)):
+            yield f"| {title} | {cell(before, '')} | {' | '.join(cell(after, recipe) for recipe in recipes)} |"
+        yield from _changed(before["claims"], after["claims"], recipes, str, str)
+        yield from _changed(before["rows"], after["rows"], recipes, lambda row: str(row["verdict"]), _difference)
 
 
-def _overview(first: list[Told], now: dict[str, Told]) -> Iterator[str]:
-    yield "| study | claims decided: at first | now | half-width: at first | now | rho: at first | now | tokens |"
-    yield "| :-- | --: | :-- | --: | :-- | :-- | :-- | --: |"
-    for before in first:
-        after = now[before["study"]]
-        kinds = list(dict.fromkeys(recipe for verdicts in after["claims"].values() for recipe in verdicts))
-        cells = (
-            _short(before),
-            _decided(before, ""),
-            "<br>".join(f"{kind}: {_decided(after, kind)}" for kind in kinds),
-            _width(before, ""),
-            "<br>".join(f"{kind}: {_width(after, kind)}" for kind in kinds),
-            _rho(before["rho"].get("")),
-            "<br>".join(f"{kind}: {_rho(each)}" for kind, each in after["rho"].items()),
-            f"{before['tokens'] / 1e6:.0f}M, {after['tokens'] / 1e6:.0f}M",
-        )
-        yield f"| {' | '.join(cells)} |"
-
-
-def _short(of: Told) -> str:
-    """A study with a link to its result."""
-    return f"[{of['study'].removesuffix('-small')}](../../studies/results/{of['study']}.md)"
+def _changed(
+    before: Told, after: Told, recipes: list[str], verdict: Callable[[Any], str], shown: Callable[[Any], str]
+) -> Iterator[str]:
+    """A line for each claim or row that has another verdict now, under some recipe or on average."""
+    for name, by in before.items():
+        now = after.get(name, {})
+        if {verdict(each) for each in now.values()} - {verdict(by[""])}:
+            cells = [shown(now[recipe]) if recipe in now else "" for recipe in recipes]
+            yield f"| {name.replace('_', chr(92) + '_')} | {shown(by[''])} | {' | '.join(cells)} |"
 
 
 def _decided(said: Told, recipe: str) -> str:
@@ -137,12 +117,13 @@ def _decided(said: Told, recipe: str) -> str:
 def _width(said: Told, recipe: str) -> str:
     """Half the length of the interval of a difference to the baseline, the median over rows."""
     known = [by[recipe] for by in said["rows"].values() if recipe in by and by[recipe]["delta_low"] is not None]
-    return f"{median((each['delta_high'] - each['delta_low']) / 2 for each in known):.3f}" if known else "none"
+    return f"{median((each['delta_high'] - each['delta_low']) / 2 for each in known):.3f}" if known else ""
 
 
-def _rho(found: list[float | None] | None) -> str:
+def _rho(said: Told, recipe: str) -> str:
+    found = said["rho"].get(recipe)
     if not found or found[0] is None:
-        return "none"
+        return ""
     rho, low, high = found
     ends = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
     return f"{rho:.2f}{ends}".replace("-", "−")
@@ -153,10 +134,6 @@ def _difference(row: Told) -> str:
         return str(row["verdict"])
     reach = f"[{row['delta_low']:+.3f}, {row['delta_high']:+.3f}]"
     return f"{row['verdict']} {row['delta']:+.3f} {reach}".replace("-", "−")
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", r"\_")
 
 
 def written() -> str:
