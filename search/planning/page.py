@@ -225,9 +225,9 @@ def _trials_line(planned: Plan) -> str:
     else:
         how = _seeds(planned)
     tune = planned.study.tune
-    grows = tune is not None and any(tune.steps(path) for path in tune.axes)
+    grows = planned.contested or (tune is not None and any(tune.steps(path) for path in tune.axes))
     fixed = isinstance(planned.study.seeds, int) and not planned.beside
-    most = "" if fixed else "about " if grows else "at most "
+    most = "about " if grows else "" if fixed else "at most "
     text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
     text += f", {len(planned.beside)} probes among them" if planned.beside else ""
     if search := planned.study.search:

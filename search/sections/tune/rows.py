@@ -85,22 +85,24 @@ class Tuner:
 
         These are the best and the second one, where their losses differ by no more than the standard deviation of such
         a difference, sqrt(2) times the noise of a trial's seed. A second seed of the best one is one of its repeats, so
-        that this costs a trial. Where the mean of both seeds has moved the best, what is beside it or beyond is wanted
-        as it was for the first seed, and gets a second one as well unless the first seed has told it to be behind.
+        that this costs a trial. Where the mean of both seeds moves the best, a neighbour that had stopped and a value
+        beyond are wanted as they were for the first seed, with the second one as well unless the first has told them
+        to be behind. A neighbour that had come to its end stays as it is: a second seed of it bought nothing in the
+        studies of benchmarks/certainty.py.
         """
         limit = math.sqrt(2) * self.noise(variant)
         twice = sorted((name for name in found.points if math.isfinite(found.end(name))), key=found.end)[:2]
         losses = [found.end(name) for name in twice]
         if self.second is None or not found.settled or len(twice) < 2 or not limit or losses[1] - losses[0] > limit:
             return []
-        while found.settled and self._are_over(variant, found, twice, present):
+        while self._are_over(variant, found, twice, present):
             best = self._choice(variant, self._rows(variant, found, twice), present)
             leader = next(name for name, point in found.points.items() if point.items() <= (best or {}).items())
             fresh = enclose(self.tune, found, leader, partial(self._is_possible, variant))
-            if not fresh:
+            if not fresh or not found.settled:
                 break
-            near = [name for name in fresh if found.settled and math.isfinite(found.end(name))]
-            twice += [name for name in near if found.end(name) - found.end(leader) <= limit]
+            alive = [name for name in fresh if math.isfinite(found.end(name))]
+            twice += [name for name in alive if found.end(name) - found.end(leader) <= limit]
         return twice
 
     def _are_over(
