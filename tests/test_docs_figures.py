@@ -112,6 +112,15 @@ def test_the_slopes_of_the_ladder_are_what_their_script_makes_of_its_result() ->
     assert [*script["slopes"](report)] == [json.loads(line) for line in kept]
 
 
+def test_the_trends_of_the_ladder_of_tokens_are_what_their_script_makes_of_its_result() -> None:
+    script = run_path(str(ROOT / "benchmarks" / "measure_trends.py"))
+    report = json.loads((ROOT / "studies/results/sinks.json").read_text("utf-8"))
+    values = {"massive_activations": 1053.0, "first_token_attention": 0.467}
+    kept = [json.loads(line) for line in (ROOT / "benchmarks/results/sinks.jsonl").read_text("utf-8").splitlines()]
+    for found, known in zip(script["trends"](report, values), kept, strict=True):
+        assert found == pytest.approx(known)
+
+
 def test_a_figure_that_no_result_has_is_found() -> None:
     records = [[0.0384, -0.0702, -0.0066], [1.25]]
     assert unsupported("gains 0.038 [0.007, 0.070] and 1.25", records) == []
