@@ -104,8 +104,9 @@ def _changed(
     for name, by in before.items():
         now = after.get(name, {})
         if {verdict(each) for each in now.values()} - {verdict(by[""])}:
-            cells = [shown(now[recipe]) if recipe in now else "" for recipe in recipes]
-            yield f"| {name.replace('_', chr(92) + '_')} | {shown(by[''])} | {' | '.join(cells)} |"
+            cells = [name.replace("_", r"\_"), shown(by[""])]
+            cells += [shown(now[recipe]) if recipe in now else "" for recipe in recipes]
+            yield f"| {' | '.join(cells)} |"
 
 
 def _decided(said: Told, recipe: str) -> str:
