@@ -3,9 +3,9 @@
     python benchmarks/measure_trends.py studies/results/sinks.json massive_activations=1053 first_token_attention=0.467
 
 Reads the result of a ladder of tokens; nothing is trained. A line for each measure and row: by which factor it changes
-with ten times the tokens, from a least-squares line through the logarithms of its means over seeds, with a 95% interval
-(t, from the standard deviations over seeds); and the tokens at which that line is at the value, none where it goes away
-from it. A line says little beyond the tokens that were tried.
+with ten times the tokens, from a least-squares line through the logarithms of its means over seeds; and the tokens at
+which that line is at the value, none where that is not beyond the tokens that were tried. The 95% interval (Welch and
+Satterthwaite) has the noise of the seeds alone, not how far the points lie from the line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def trend(points: list[Point]) -> tuple[float, float, float, float]:
     centre = sum(x) / len(x)
     total = sum((each - centre) ** 2 for each in x)
     weights = [(each - centre) / total for each in x]
-    errors = [std / mean / math.log(10) / math.sqrt(n) for _, mean, std, n in points]
-    quantile = stats.t.ppf(0.975, sum(n - 1 for *_, n in points))
-    half = quantile * math.sqrt(sum((weight * error) ** 2 for weight, error in zip(weights, errors, strict=True)))
+    parts = [
+        ((weight * std / mean / math.log(10)) ** 2 / n, n - 1)
+        for weight, (_, mean, std, n) in zip(weights, points, strict=True)
+    ]
+    variance = sum(part for part, _ in parts)
+    df = variance**2 / sum(part**2 / own for part, own in parts)
+    half = stats.t.ppf(0.975, df) * math.sqrt(variance)
     return sum(weight * each for weight, each in zip(weights, y, strict=True)), half, centre, sum(y) / len(y)
 
 
