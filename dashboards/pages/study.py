@@ -209,8 +209,8 @@ def _head(study: Study) -> list[Component]:
         ]
     data, record = study.record["data"], study.record
     facts = [
-        f"{record['tokens']:,} tokens per trial",
-        f"context {record['context']}",
+        f"{_span(record, 'tokens')} tokens per trial",
+        f"context {_span(record, 'context')}",
         f"{data['source']}, {data['tokenizer']}",
         f"{len(record['seeds'])} seed{'s' if len(record['seeds']) > 1 else ''}",
     ]
@@ -223,6 +223,12 @@ def _head(study: Study) -> list[Component]:
         html.Ul(said, className="verdicts"),
         html.Div([progress_bar(study), line], className="status"),
     ]
+
+
+def _span(record: dict[str, Any], name: str) -> str:
+    """A number of the recipe, from the least to the most among the variants."""
+    found = {variant.get(name, record[name]) for variant in record["variants"]}
+    return " to ".join(f"{value:,}" for value in sorted({min(found), max(found)}))
 
 
 def _variants(study: Study, shown: Collection[str]) -> list[Component]:

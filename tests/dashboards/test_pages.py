@@ -271,6 +271,17 @@ def test_figures_of_very_many_cells_draw_the_best_beside_what_they_are_compared_
     assert shown == names[:24]
 
 
+def test_a_study_of_several_lengths_says_from_which_to_which(tmp_path):
+    plan = Plan("lengths", effects={"baseline": 0.0, "longer": 0.1}, rates=(), points=8, steps=8)
+    with make_store(tmp_path) as made:
+        stored = record(make_study(made, plan))
+        assert f"{stored['tokens']:,} tokens per trial" in Client(tmp_path).page("/study/lengths")
+        stored["variants"][1]["tokens"] = 4 * stored["tokens"]
+        made.save_study(plan.name, stored, "study: lengths\n")
+    said = f"{stored['tokens']:,} to {4 * stored['tokens']:,} tokens per trial"
+    assert said in Client(tmp_path).page("/study/lengths")
+
+
 def test_figures_of_very_many_variants_draw_what_trains_while_there_are_no_losses(tmp_path):
     effects = {"baseline": 0.0} | {f"v{i}": 0.0 for i in range(1, 41)}
     plan = Plan("many", effects=effects, rates=(), seeds=(0,), points=8, steps=8)
