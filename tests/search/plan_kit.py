@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from archlab.search.planning.plan import Plan
+from archlab.search.planning.plan import Plan, plan
 from archlab.search.store.store import TERMINAL
+from archlab.search.study.load import load_study
+from tests.search.study_files import write_study
 
 # (variant, settings, seed, share of the steps) -> validation loss in nats/token; not finite: diverged there
 Loss = Callable[[str, dict[str, Any], int, float], float]
+
+
+def made_plan(folder: Path, text: str, **sections: str) -> Plan:
+    """The plan of a small study that tunes as `text` says."""
+    return plan(load_study(write_study(folder, "study.yaml", tune=f"tune: {text}", **sections)), folder / "data")
 
 
 def simulate(
